@@ -57,9 +57,7 @@ def compare(steps: int, seeds: int) -> dict[str, Any]:
         began = time.process_time()
         weighted, after = practise(CurriculumSettings(repeats=True), seed=seed, steps=steps)
         seconds += time.process_time() - began
-        even, after_even = practise(
-            CurriculumSettings(uniform_share=1.0, repeats=True), seed=seed, steps=steps
-        )
+        even, after_even = practise(CurriculumSettings(kind="even", repeats=True), seed=seed, steps=steps)
         shares.append((informative_share(even), informative_share(weighted)))
         skills.append((after_even["skill"], after["skill"]))
     ratios = np.array([b / a for a, b in shares])

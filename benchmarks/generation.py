@@ -9,7 +9,9 @@ on them). Loads: 16, 128 and 512 rows of 512 + 256 tokens, half of the prompt co
 and an agent's, 128 conversations of five turns that grow by what the tools say, 16 prompts with eight attempts each.
 All messages have a length that is fixed beforehand, and both sides return the log-prob of every token under the
 distribution it was drawn from. vLLM as its users run it for training: bfloat16, prefix cache, CUDA graphs, token ids in
-and out, flat log-probs, no detokenising (`vllm_engine.py`). Each side, model and adapter is a process of its own.
+and out, flat log-probs, no detokenising (`vllm_engine.py`). The side `served` is a vLLM server behind the client that
+training uses (`served_engine.py`), for a folder with weights, and is to be at least 0.95 times as fast as vLLM alone at
+an agent's load. Each side, model and adapter is a process of its own.
 
 Rows: seconds of the whole call, and tokens a second of decoding alone (the whole less the same call with one token), as
 least, median and most of `--repeats` after a warm-up; for our side the largest difference to the trainer's log-probs
@@ -165,7 +167,7 @@ def measure_side(options: argparse.Namespace, rows: Rows) -> None:
     loads = TOY_LOADS if model == "toy" else LOADS
     with tempfile.TemporaryDirectory() as scratch:
         started = time.perf_counter()
-        engine: Any = {"woodshed": Woodshed, "vllm": VLLM}[side](model, rank, Path(scratch))
+        engine = opened(side, model, rank, Path(scratch))
         print(f"{side} {model} LoRA {rank}: ready after {time.perf_counter() - started:.0f} s", flush=True)
         for name in options.loads.split(","):
             about = key(side, model, rank, name)
@@ -173,6 +175,14 @@ def measure_side(options: argparse.Namespace, rows: Rows) -> None:
                 rows.add(
                     {**about, "repeats": options.repeats, **measured(engine, loads[name], options.repeats)}
                 )
+
+
+def opened(side: str, model: str, rank: int, scratch: Path) -> Any:
+    if side == "served":
+        import served_engine
+
+        return served_engine.Served(model, rank, scratch)
+    return {"woodshed": Woodshed, "vllm": VLLM}[side](model, rank, scratch)
 
 
 def measured(engine: Any, load: Load, repeats: int) -> dict[str, Any]:
@@ -237,7 +247,7 @@ class Woodshed:
         from woodshed.engines import local
         from woodshed.engines.engine import SamplerSettings
         from woodshed.engines.local import LocalEngine, invariant
-        from woodshed.learning.policy import add_adapter
+        from woodshed.learning.policy import Policy, add_adapter
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
@@ -254,6 +264,7 @@ class Woodshed:
             for name, parameter in made.named_parameters():
                 if "lora_B" in name:  # an adapter that does something; a new one adds nothing
                     parameter.data.normal_(0, 0.02)
+            Policy(made, is_adapter=True)  # rounds the adapter, as training does
         self.model, self.versions = made, f"torch {torch.__version__}"
         self.vocabulary = min(made.config.vocab_size, 151_000)
         renderer: Any = NeverStops()

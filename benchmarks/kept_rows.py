@@ -43,7 +43,9 @@ class Rows:
         self.report |= more
         about = {"commit": self.commit, "load": os.getloadavg()[0], "machine": machine.describe()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({"rows": self.rows, **self.report, **about}, indent=2) + "\n")
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps({"rows": self.rows, **self.report, **about}, indent=2) + "\n")
+        partial.replace(self.path)
 
 
 def spread(values: list[float]) -> list[float]:

@@ -28,6 +28,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
+    "1.5b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     "7b": {
         "vocab_size": 152_064,
         "hidden_size": 3584,
@@ -38,7 +47,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Of Qwen2.5-0.5B and -7B, from their published config.json."""
+"""Of Qwen2.5-0.5B, -1.5B and -7B, from their published config.json."""
 CONTEXT = 32_768
 
 

@@ -27,24 +27,11 @@ def pytest_configure() -> None:
 
 
 LONGEST_FIRST = (
-    *(
-        "test_synthesis",
-        "test_harden",
-        "test_learning_distributed",
-        "test_resume",
-        "test_derived",
-        "test_ranks",
-    ),
-    *(
-        "test_starts",
-        "test_cli",
-        "test_odd_sources",
-        "test_growth",
-        "test_measuring",
-        "test_stubs",
-        "test_leaks",
-    ),
-    *("test_shipped", "test_tasks", "test_muon", "test_parallel_distributed", "test_gate", "test_variants"),
+    *("test_making", "test_learning_distributed", "test_red_team", "test_harden", "test_resume"),
+    *("test_starts", "test_derived", "test_synthesis", "test_taken_away", "test_ranks"),
+    *("test_hostile", "test_shipped", "test_stubs", "test_leaks", "test_cheats", "test_measuring"),
+    *("test_odd_sources", "test_cli", "test_gate", "test_growth", "test_business", "test_tasks"),
+    *("test_muon", "test_parallel_distributed", "test_muon_distributed", "test_variants"),
 )
 """Files whose tests take longest. A worker that begins one of them last would leave the others idle."""
 

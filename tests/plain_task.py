@@ -60,7 +60,7 @@ FAIL_TO_PASS = (
 PASS_TO_PASS = ("tests/test_corners.py::test_corners",)
 
 
-def write_plain_task(root: Path) -> Task:
+def write_plain_task(root: Path, said: str = "Area of a square.") -> Task:
     """The task in a new folder, with the decoys that making tasks would find."""
     tests = {"tests/test_area.py": TEST_AREA.encode(), "tests/test_corners.py": TEST_CORNERS.encode()}
     shown = {"shapes/__init__.py": "", "shapes/numbers.py": STUBBED, "tests/test_corners.py": TEST_CORNERS}
@@ -73,7 +73,7 @@ def write_plain_task(root: Path) -> Task:
         id="",
         name="shapes-stub-area",
         folder=root,
-        instruction="Implement `area` in shapes/numbers.py.\n\nArea of a square.\n",
+        instruction=f"Implement `area` in shapes/numbers.py.\n\n{said}\n",
         environment=environment,
         allowed_paths=("shapes",),
         fail_to_pass=FAIL_TO_PASS,

@@ -10,7 +10,7 @@ import pytest
 
 from woodshed import synthesis
 from woodshed.records import TaskError
-from woodshed.synthesis import baseline, configuration, project, sources, suite
+from woodshed.synthesis import baseline, builds, configuration, project, sources, suite
 from woodshed.tasks import folder
 
 CODE = "def twice(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n"
@@ -243,7 +243,7 @@ def test_folders_and_dead_links_named_as_sources_are_left_out_with_the_reason(tm
         "odd/stub.pyi": "it is a link to 'gone.pyi', which is no file, and is left out",
     }
     assert sorted(path.name for path in found.tree.rglob("*.py")) == ["__init__.py", "same.py"]
-    wheel = project.contents_of("odd", project._as_it_is(found))
+    wheel = builds.contents_of("odd", builds.as_it_is(found))
     assert {"odd/__init__.py", "odd/same.py"} <= wheel.keys()
 
 

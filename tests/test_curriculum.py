@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from woodshed.records import RecipeError, Task, Verdict
 TASKS = [replace(TASK, id=f"{n:02}", name=f"task-{n}") for n in range(7)]
 
 
-EVENLY = CurriculumSettings(uniform_share=1.0, repeats=True)
+EVENLY = CurriculumSettings(kind="even", repeats=True)
 AGAIN = CurriculumSettings(repeats=True)
 
 
@@ -45,13 +46,14 @@ def test_a_step_wider_than_the_pool_is_refused_with_both_numbers():
 # -- a single epoch ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("uniform_share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("even_share", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("solved", [0, 4, 8])
-def test_in_a_single_epoch_no_task_is_drawn_twice_and_none_is_forgotten(uniform_share: float, solved: int):
+def test_in_a_single_epoch_no_task_is_drawn_twice_and_none_is_forgotten(even_share: float, solved: int):
     """Whatever is observed, retired, admitted later, put into quarantine or restored in the middle."""
     pool = [replace(TASK, id=f"{n:03}", name=f"task-{n}") for n in range(24)]
-    settings = CurriculumSettings(uniform_share=uniform_share)
-    curriculum = Curriculum(pool[:20], settings, seed=solved, probe_share=0.5)
+    settings = CurriculumSettings(kind="even" if even_share == 1 else "posterior")
+    shares: dict[str, Any] = {"probe_share": 0.5, "even_share": even_share}
+    curriculum = Curriculum(pool[:20], settings, seed=solved, **shares)
     drawn: list[str] = []
     for step in range(7):
         if step == 2:
@@ -59,7 +61,7 @@ def test_in_a_single_epoch_no_task_is_drawn_twice_and_none_is_forgotten(uniform_
         if step == 3:
             curriculum.admit(pool[20:])
         if step == 4:
-            again = Curriculum(pool, settings, seed=solved, probe_share=0.5)
+            again = Curriculum(pool, settings, seed=solved, **shares)
             again.restore(json.loads(json.dumps(curriculum.state())))
             curriculum = again
         tasks = curriculum.draw(3)
@@ -186,9 +188,7 @@ def test_observations_fade_and_the_prior_stays():
 
 
 def test_tasks_that_end_differently_are_drawn_most():
-    curriculum = Curriculum(
-        TASKS, CurriculumSettings(uniform_share=0.0, repeats=True), seed=1, probe_share=0.0
-    )
+    curriculum = Curriculum(TASKS, AGAIN, seed=1, probe_share=0.0, even_share=0.0)
     counts: Counter[str] = Counter()
     for _ in range(120):
         (task,) = curriculum.draw(1)
@@ -199,7 +199,7 @@ def test_tasks_that_end_differently_are_drawn_most():
 
 
 def test_costly_tasks_are_drawn_less():
-    curriculum = Curriculum(TASKS[:2], CurriculumSettings(uniform_share=0.0, repeats=True), seed=1)
+    curriculum = Curriculum(TASKS[:2], AGAIN, seed=1, even_share=0.0)
     counts: Counter[str] = Counter()
     for _ in range(300):
         (task,) = curriculum.draw(1)
@@ -209,7 +209,7 @@ def test_costly_tasks_are_drawn_less():
 
 
 def test_solved_tasks_retire_are_probed_and_come_back_when_forgotten():
-    curriculum = Curriculum(TASKS, CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
+    curriculum = Curriculum(TASKS, AGAIN, seed=2, even_share=0.0)
     for task in TASKS[:6]:
         for _ in range(2):
             curriculum.observe(verdicts(task, solved=8))
@@ -241,14 +241,14 @@ def test_a_task_that_is_never_solved_is_parked_and_only_a_sound_one_comes_back(s
 
 
 def test_counts_add_up_to_the_pool_and_survive_a_restart():
-    curriculum = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
+    curriculum = Curriculum(TASKS[:6], AGAIN, seed=2, even_share=0.0)
     for task in TASKS[:3]:
         for _ in range(2):
             curriculum.observe(verdicts(task, solved=8))
     curriculum.quarantine(TASKS[2:4], "a hole")
     counts = {"active": 2, "retired": 2, "parked": 0, "broken": 0, "quarantined": 2}
     assert curriculum.counts() == counts
-    again = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
+    again = Curriculum(TASKS[:6], AGAIN, seed=2, even_share=0.0)
     again.restore(json.loads(json.dumps(curriculum.state())))
     assert again.counts() == counts
     again.admit(TASKS)
@@ -257,7 +257,7 @@ def test_counts_add_up_to_the_pool_and_survive_a_restart():
 
 def test_neighbours_in_one_file_share_a_step_less_often_than_strangers():
     tasks = [replace(task, target_path="a.py" if n < 4 else f"{n}.py") for n, task in enumerate(TASKS)]
-    curriculum = Curriculum(tasks, CurriculumSettings(uniform_share=0.0, repeats=True), seed=5)
+    curriculum = Curriculum(tasks, AGAIN, seed=5, even_share=0.0)
     pairs = [{task.target_path for task in curriculum.draw(2)} for _ in range(300)]
     assert sum(len(pair) == 1 for pair in pairs) / 300 < 0.85 * (4 * 3) / (7 * 6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,8 @@ from woodshed import synthesis
 from woodshed.grading import GradingSettings, grade
 from woodshed.pysource.edits import apply, parse
 from woodshed.records import Patch, Task, TaskError
-from woodshed.synthesis import history, impossible, stats
+from woodshed.synthesis import history, impossible, measuring, sources, stats
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.repository_context import Rejected, Visibility
 from woodshed.tasks import export, folder
 
@@ -151,13 +153,24 @@ def test_tests_that_are_printed_elsewhere_are_not_asked_for(tmp_path: Path):
     assert not list((tmp_path / "out").glob("words-*"))
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of one function, and beside it what is measured of it before tasks are made."""
+    root = tmp_path_factory.mktemp("measured")
+    source = lay(root / "words", {"words.py": WORDS, "test_words.py": TESTS})
+    repository = sources.fetch(str(source), root / "tree")
+    phases = Phases(lambda done, total, text: None)
+    measuring.measured_once(repository, root, synthesis.SynthesisSettings(timeout_s=300), phases)
+    return root
+
+
 @pytest.mark.parametrize("mode", ["shown", "half", "none"])
-def test_what_the_agent_sees(mode: Visibility, tmp_path: Path):
-    root = lay(tmp_path / "words", {"words.py": WORDS, "test_words.py": TESTS})
+def test_what_the_agent_sees(mode: Visibility, measured: Path, tmp_path: Path):
+    shutil.copytree(measured / ".baselines", tmp_path / "out" / ".baselines")
     settings = synthesis.SynthesisSettings(
         limit=1, operators=("stub",), timeout_s=300, max_lost=1.0, visibility=mode, length="terse"
     )
-    (task,) = synthesis.make([str(root)], tmp_path / "out", settings).accepted
+    (task,) = synthesis.make([str(measured / "words")], tmp_path / "out", settings).accepted
     assert len(task.fail_to_pass) == 3 and synthesis.check(task) == []
     assert (
         task.instruction

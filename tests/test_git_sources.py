@@ -14,6 +14,7 @@ from woodshed.records import TaskError
 from woodshed.sandbox import BUBBLEWRAP
 from woodshed.synthesis import git_sources, pins, project, sources
 from woodshed.synthesis.git_sources import GitSource
+from woodshed.tasks.interpreters import OURS
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_one_project_of_many_is_fetched_alone(mono: Path, tmp_path: Path):
     assert (found.name, found.version) == ("core", "2.0")
     assert sorted(path.name for path in found.tree.iterdir()) == ["acme_core.py", "pyproject.toml"]
     assert found.source.endswith("#subdirectory=packages/core") and str(mono) in found.source
-    assert list(tmp_path.iterdir()) == [tmp_path / "tree"]
+    assert {path.name for path in tmp_path.iterdir()} == {"tree", "tree.whole"}
     with pytest.raises(TaskError, match=r"no folder '\.\./x' in HEAD"):
         sources.fetch(f"git+file://{mono}#subdirectory=../x", tmp_path / "tree")
 
@@ -141,7 +142,8 @@ def test_what_pip_finds_only_as_source_is_built(tmp_path: Path, monkeypatch: pyt
                 member = tarfile.TarInfo(f"acme_source-{version}/{name}")
                 member.size = len(text)
                 archive.addfile(member, io.BytesIO(text.encode()))
-    found, given_up = pins._pins(["acme-source<2"], ["acme-nowhere"], [], BUBBLEWRAP)
+    index = pins._Index(OURS, BUBBLEWRAP, {}, "")
+    found, given_up = index.pins(["acme-source<2"], ["acme-nowhere"], [])
     assert "acme-source==1.1" in found
     (reason,) = given_up
     assert reason.startswith("acme-nowhere: no package index has a wheel of it for this Python, and ")

@@ -39,7 +39,8 @@ from woodshed.grading.results import SessionRequest
 from woodshed.grading.session import run_session, start, with_copies
 from woodshed.records import Decoy, Flag, Group, Outcome, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec, control, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec, open_sandbox
+from woodshed.sandbox.bubblewrap import BubblewrapSandbox
 from woodshed.tasks import environment, folder
 
 KINDS = """\
@@ -357,8 +358,14 @@ def test_who_loses_the_sandbox_with_the_patch_alone_is_judged(
     tiny_task: Task, monkeypatch: pytest.MonkeyPatch
 ):
     """Else a patch could choose "invalid" where it expects a 0."""
-    monkeypatch.setattr(control, "GRACE_S", -25.0)  # of the 30 that the tests may take
-    hangs = Patch({"tally/words.py": "import time\ntime.sleep(99)\n"})
+
+    def lost(sandbox: BubblewrapSandbox, now: Any) -> str:
+        if (now.upper / "tally/here").exists():
+            now.supervisor.process.kill()
+        return ""
+
+    monkeypatch.setattr(BubblewrapSandbox, "_excess", lost)
+    hangs = Patch({"tally/words.py": "import time\nopen('/workspace/tally/here', 'w')\ntime.sleep(99)\n"})
     verdict = grading.grade(tiny_task, hangs)
     assert (verdict.status, verdict.reward, verdict.integrity) == ("graded", 0.0, (pytest_verifier.LOST,))
     assert set(verdict.outcomes.values()) == {"missing"}

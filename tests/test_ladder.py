@@ -166,6 +166,7 @@ JOINS = (
 )
 OTHER_FOLDERS = {
     "synthesis/task_generator.py": "self.folder / ",  # where ordered tasks arrive
+    "synthesis/siblings.py": "self.folder / place",  # of a repository
     "synthesis/proof.py": "gold patch is absent",  # a sentence
 }
 

@@ -6,6 +6,7 @@ import ast
 import asyncio.base_events
 import dataclasses
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ from woodshed.synthesis.leaks import (
     readers,
     run_exploit,
     scan,
+    scanner,
     scrub,
 )
 from woodshed.synthesis.names import Codebase
@@ -64,6 +66,21 @@ def with_files(root: Path, files: dict[str, bytes]):
 def test_a_clean_task_has_no_leak_and_a_visible_mention_is_none(task: Task):
     (report,) = scan([task], shared=("/env",))
     assert report.leaks == () and report.files > 4
+
+
+def test_what_is_passed_over_by_its_words_would_not_be_found():
+    """Libraries are searched whole only where their words allow for a copy; mangled copies of a function tell."""
+    rng, tokens = random.Random(0), tuple(fingerprints.code_words(FUNCTION))
+    runs = fingerprints.Runs([fingerprints.Body("", "interleave", "gold", tokens)])
+    seen = set[tuple[bool, bool]]()
+    for number in range(300):
+        mangled = [t if rng.random() > number / 900 else rng.choice(("other", "(", "=")) for t in tokens]
+        text = " ".join(mangled[rng.randrange(len(tokens)) * (number % 2) :])
+        found = bool(runs.find(fingerprints.words(text)))
+        may_stand = fingerprints.may_stand(fingerprints.told(tokens), scanner.words_of(text))
+        assert may_stand or not found, text
+        seen.add((found, may_stand))
+    assert {(True, True), (False, False)} <= seen
 
 
 @pytest.fixture(scope="module")

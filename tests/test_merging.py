@@ -82,7 +82,7 @@ def adapted(base: Path, folder: Path, options: dict[str, Any]) -> Tensor:
 
 
 def run_with(base: Path, path: Path, dtype: str = "float32") -> RunDir:
-    recipe = f'name = "x"\n[policy]\nmodel = "{base}"\nexport_dtype = "{dtype}"\n'
+    recipe = f'name = "x"\n[policy]\nmodel = "{base}"\ndtype = "{dtype}"\n'
     return RunDir.create(path, recipe=recipe, manifest={})
 
 
@@ -126,14 +126,16 @@ def test_whole_weights_can_be_loaded_and_trained_on(
     """`policy.model = RUN/policy`: weights, tokenizer, chat template and generation config are all there."""
     base = bases[tied]
     config = GenerationConfig.from_pretrained(base)
-    policy, loaded = Policy.load(PolicySettings(model=str(base), lora_rank=0), seed=0)
+    settings = PolicySettings.model_validate({"model": str(base), "lora_rank": 0, "dtype": dtype})
+    policy, loaded = Policy.load(settings, seed=0)
     policy.model.generation_config.eos_token_id = [1, 2]
     with torch.no_grad():
         for weight in policy.trainable.values():
             weight.add_(torch.randn_like(weight) * 0.05)
+    policy.round_weights()
     capfd.readouterr()
     run = run_with(base, tmp_path / "run", dtype)
-    checkpoint.export(run, policy, dtype=dtype)
+    checkpoint.export(run, policy)
     assert "it/s" not in capfd.readouterr().err
     again, opened = Policy.load(PolicySettings(model=str(run.path / "policy"), lora_rank=0), seed=0)
     assert (log_probs(policy.model) - log_probs(again.model)).abs().max() < (

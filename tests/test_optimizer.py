@@ -103,7 +103,7 @@ def test_muon_for_an_adapter_is_refused_before_anything_is_loaded(sections: dict
     [
         (
             {"fsdp": 2},
-            r"fsdp x replicate = 2 x 1 is for 2 ranks, and 1 rank started; .*layout.fsdp=1",
+            r"fsdp x replicate x cp = 2 x 1 x 1 is for 2 ranks, and 1 rank started; .*layout.fsdp=1",
         ),
         ({"ep": 2}, r"layout.ep = 2 does not divide the 1 ranks"),
     ],

@@ -18,7 +18,7 @@ from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import hints_on
+from woodshed.stages.rl import annotator_of
 from woodshed.stages.session import Session
 from woodshed.tasks import folder
 
@@ -124,7 +124,7 @@ def test_a_reader_may_quote_neither_hidden_tests_nor_the_solution(tiny_task: Tas
         reading = ScriptedEngine(renderer(), [f"message: 1\nreminder: {text}"] * 3)
         run = RunDir.create(root / "runs" / f"read-{len(text)}", recipe="", manifest={})
         session: Any = Session(recipe, run, None, None, renderer(), reading, lambda *_: None)  # type: ignore[arg-type]
-        hints = hints_on(session, [Group(tiny_task.id, (made,))], [tiny_task], {made.id: verdict})
+        hints = annotator_of(session).hints([Group(tiny_task.id, (made,))], [tiny_task], {made.id: verdict})
         return [hint.text for hint in hints]
 
     assert said("Read the tests first.") == ["Reminder: Read the tests first."]

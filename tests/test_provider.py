@@ -23,7 +23,7 @@ from woodshed.synthesis import SynthesisSettings, impossible, leaks
 
 
 def test_proving_checking_and_grading_go_through_the_provider(tiny_task: Task, tmp_path: Path):
-    """Making does in test_synthesis.py, hardening in test_harden.py, the exploit in test_leaks.py."""
+    """Making does in test_making.py, hardening in test_harden.py, the exploit in test_leaks.py."""
     sandboxes = SandboxSettings(provider=NAME).create()
 
     def since(opened: Counter[str]) -> tuple[int, int]:

@@ -13,10 +13,10 @@ from woodshed import settings
 from woodshed.agent.prompt import EFFORT, with_effort
 from woodshed.evals import effort as calibration
 from woodshed.evals.measures import Graded
+from woodshed.experience.annotations import with_levels
 from woodshed.feedback.rewards import TERMS, RewardSettings, auxiliary
 from woodshed.grading.effort import EffortSettings, penalties
 from woodshed.records import RecipeError, RewardTerms, Verdict, from_json, to_json
-from woodshed.stages.rl import with_levels
 
 
 def test_each_behaviour_pays_what_the_recipe_says_and_as_often_as_it_occurs(tmp_path: Path) -> None:

@@ -664,23 +664,6 @@ def test_a_server_gives_the_same_tokens(server, remote):
         assert (body["return_token_ids"], body["stop_token_ids"], body["model"]) == (True, [2], "tiny")
 
 
-def test_new_weights_change_the_tag_and_the_cache(server, remote, tmp_path):
-    assert sample_all(remote, some_requests(1))[0].versions[0][0] == 0
-    for version in (1, 2):
-        remote.update_weights(WeightUpdate("adapter", tmp_path), version)
-        assert sample_all(remote, some_requests(1))[0].versions[0][0] == version
-    remote.update_weights(WeightUpdate("full", tmp_path), 3)
-    with pytest.raises(SamplerError, match="computes with weights of its own"):
-        remote.update_weights(WeightUpdate("shared"), 4)
-    plain, first, _, second, unloaded, adapted, paused, reloaded, resumed = server.bodies
-    assert plain["model"] == "tiny" and len({b["cache_salt"] for b in server.bodies if "prompt" in b}) == 3
-    assert first["lora_name"] != second["lora_name"] and second["lora_path"] == str(tmp_path)
-    assert adapted["model"] == second["lora_name"]
-    assert (unloaded["path"], unloaded["lora_name"]) == ("/v1/unload_lora_adapter", first["lora_name"])
-    assert (paused["path"], resumed["path"]) == ("/pause?mode=wait&clear_cache=true", "/resume")
-    assert (reloaded["path"], reloaded["kwargs"]) == ("/collective_rpc", {"weights_path": str(tmp_path)})
-
-
 def test_a_message_is_answered_when_it_is_done(server, remote):
     short, long = remote.submit(SampleRequest((5, 6), 1, 0)), remote.submit(SampleRequest((5, 6), 40, 1))
     assert len(short.result().ids) == 1 and long.result().ids

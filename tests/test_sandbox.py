@@ -26,6 +26,7 @@ from woodshed.sandbox import (
     Sandbox,
     SandboxSpec,
     Unprotected,
+    control,
     layers,
     open_sandbox,
     probe,
@@ -520,6 +521,11 @@ def test_a_lost_sandbox_says_so(box: Sandbox):
     assert box.exec("true").outcome == "sandbox_lost"
     with pytest.raises(SandboxError, match="lost"):
         box.read("keep.txt")
+
+
+def test_a_sandbox_that_does_not_answer_counts_as_lost(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(control, "GRACE_S", -59.5)
+    assert box.exec("sleep 60", timeout_s=60).outcome == "sandbox_lost" and not box.alive()
 
 
 def _ours(pattern: str) -> list[str]:

@@ -26,7 +26,7 @@ from woodshed.experience.compile import hint_branch, rollout_sample, rollout_sam
 from woodshed.experience.samples import student_view, teacher_view
 from woodshed.learning import losses
 from woodshed.learning.loss_settings import LossSettings
-from woodshed.records import Rollout, Turn
+from woodshed.records import Rollout, Turn, Verdict
 from woodshed.report.transcripts import segment_note
 from woodshed.runs.folder import RunDir
 
@@ -123,10 +123,12 @@ def test_k1_of_a_segment_is_that_of_its_attempt():
 def test_segments_are_imitated_each(rollouts: list[Rollout], tmp_path: Path):
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
     run.append("rollouts", [cut(rollouts[0], 1)], "train", 0)
+    verdict = Verdict(rollouts[0].id, rollouts[0].task_id, "graded", 1.0, True, {})
+    run.append("verdicts", [verdict], "train", 0)
     run.unlock()
     atif.export(run, tmp_path / "atif", problems=[])
     for path in (tmp_path / "run", tmp_path / "atif"):
-        made = transcripts.read(path, renderer(), transcripts.Selection(unsolved=True))
+        made = transcripts.read(path, renderer())
         assert [(each.ids, each.imitated) for each in made] == [
             (sample.ids, sample.predicted) for sample in rollout_samples(cut(rollouts[0], 1))
         ]

@@ -4,123 +4,125 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from local_server import serving
 from scripted import renderer
+from starlette.requests import Request
+from starlette.responses import Response
 from test_practice import recipe_of
-from test_sampler import Handler, Server
 from tiny_model import write_tiny_model
 
 from woodshed import agent, parts, settings
 from woodshed.cli.app import open_engine
 from woodshed.cli.train import run_recipe
-from woodshed.engines import local
 from woodshed.engines.create import EngineSettings, create
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate
-from woodshed.engines.local import LocalEngine
-from woodshed.engines.router import Router
+from woodshed.engines.local.server import FolderEngine, LocalServer
+from woodshed.engines.router import MOST_AHEAD, Router
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.evals.suite import SuiteSettings
 from woodshed.experience import Collector, RolloutSettings
-from woodshed.learning.policy import add_adapter
+from woodshed.experience.annotations import critic_of
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
-from woodshed.stages.session import Session, critic_of
-from woodshed.tokens.renderer import create_renderer
+from woodshed.stages.session import Session
 
 
-class LoadsAdapters(Handler):
-    """A server with weights of its own, which change only by the folders that it is told to load."""
+class Witness:
+    """A server's application that keeps the requests, and can be told to misbehave."""
 
-    def do_POST(self) -> None:  # noqa: N802 (named by the library)
-        if self.path == "/v1/load_lora_adapter":
-            from peft import set_peft_model_state_dict
-            from safetensors.torch import load_file
+    def __init__(self, server: LocalServer) -> None:
+        self.behind: Any = server.app
+        self.url = ""
+        self.bodies: list[dict[str, Any]] = []
+        self.failures: list[int] = []
+        self.spoil: dict[str, Any] = {}
+        """Merged into the choice of every answer that is no canary."""
 
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with self.server.lock:
-                self.server.bodies.append(body | {"path": self.path})
-                behind = self.server.behind
-                weights = load_file(Path(body["lora_path"]) / "adapter_model.safetensors")
-                set_peft_model_state_dict(behind.model, weights)
-                behind.update_weights(WeightUpdate("shared"), 0)
-            self.answer(200, "Success: it is loaded.")
-        else:
-            super().do_POST()
-
-
-class LoadsWholeWeights(Handler):
-    """A server that takes whole weights as vLLM does, and may keep layers as they are and say nothing."""
-
-    deaf: str | None = None
-    """Part of the names of weights that stay as they are."""
-
-    def do_POST(self) -> None:  # noqa: N802 (named by the library)
-        if self.path != "/collective_rpc":
-            super().do_POST()
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        body = await request.body()
+        asked = json.loads(body) if body else {}
+        self.bodies.append(asked | {"path": scope["path"]})
+        if scope["method"] == "POST" and self.failures:
+            await Response("{}", self.failures.pop())(scope, receive, send)
             return
-        from safetensors.torch import load_file
+        told = iter([{"type": "http.request", "body": body, "more_body": False}])
+        spoil = self.spoil if scope["path"] == "/v1/completions" and "prompt_logprobs" not in asked else {}
 
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        folder = Path(body["kwargs"]["weights_path"])
-        assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
-        with self.server.lock:
-            self.server.bodies.append(body | {"path": self.path})
-            weights = load_file(folder / "model.safetensors")
-            heard = {
-                name: value for name, value in weights.items() if self.deaf is None or self.deaf not in name
-            }
-            self.server.behind.model.load_state_dict(heard, strict=False)
-            self.server.behind.update_weights(WeightUpdate("shared"), 0)
-        self.answer(200, {"results": [None]})
+        async def again() -> Any:
+            return next(told, None) or await receive()
+
+        async def spoiled(message: Any) -> None:
+            if spoil and message["type"] == "http.response.start":
+                message["headers"] = [(k, v) for k, v in message["headers"] if k != b"content-length"]
+            if spoil and message["type"] == "http.response.body":
+                answer = json.loads(message["body"])
+                answer["choices"][0] |= spoil
+                message["body"] = json.dumps(answer).encode()
+            await send(message)
+
+        await self.behind(scope, again, spoiled)
+
+    def paths(self) -> list[str]:
+        """Of requests that sample nothing."""
+        return [body["path"] for body in self.bodies if body["path"] not in ("/v1/completions", "/v1/models")]
+
+    def sampled(self) -> list[dict[str, Any]]:
+        """Requests for messages."""
+        return [b for b in self.bodies if b["path"] == "/v1/completions" and "prompt_logprobs" not in b]
 
 
-class KeepsItsOutputLayer(LoadsWholeWeights):
-    deaf = "lm_head"
+@contextmanager
+def watched(model: Path, deaf: str | None = None) -> Iterator[Witness]:
+    """A server of a model.
+
+    Args:
+        deaf: part of the names of weights that it keeps as they are, and says nothing.
+    """
+    witnesses: list[Witness] = []
+
+    def watch(server: LocalServer) -> None:
+        witnesses.append(Witness(server))
+        server.app = witnesses[0]
+        if deaf is not None:
+            deafen(server.engines["policy"], deaf)
+
+    with serving(model, prepare=watch) as (url, _):
+        witnesses[0].url = url
+        yield witnesses[0]
 
 
-class KeepsAll(LoadsWholeWeights):
-    deaf = ""
+def deafen(engine: FolderEngine, part: str) -> None:
+    hear = engine.reload
 
+    def reload(folder: Path) -> None:
+        kept = {name: value.clone() for name, value in engine.model.state_dict().items() if part in name}
+        hear(folder)
+        engine.model.load_state_dict(kept, strict=False)
 
-def serve(model: Path, handler: type[Handler] = LoadsAdapters) -> Server:
-    loaded = local.load(str(model))
-    served = loaded.model
-    if handler is LoadsAdapters:
-        served = add_adapter(served, 4)
-    else:
-        served.lm_head.weight = torch.nn.Parameter(served.lm_head.weight.detach().clone())
-    engine = LocalEngine(served, create_renderer(loaded.tokenizer, codec="plain", model_dir=model))
-    server = Server(engine)
-    server.RequestHandlerClass = handler
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    engine.reload = reload
 
 
 @pytest.fixture
-def servers(tiny_model_dir: Path) -> Iterator[list[Server]]:
-    opened = [serve(tiny_model_dir), serve(tiny_model_dir)]
-    yield opened
-    for server in opened:
-        server.shutdown()
-        server.server_close()
-        server.behind.close()
+def servers(tiny_model_dir: Path) -> Iterator[list[Witness]]:
+    with watched(tiny_model_dir) as first, watched(tiny_model_dir) as second:
+        yield [first, second]
 
 
 def trained(
     task: Task,
     root: Path,
     model: Path,
-    *servers: Server,
+    *servers: Witness,
     steps: int = 2,
     engine: Any = None,
     lora_rank: int = 4,
@@ -138,13 +140,12 @@ def trained(
     return run
 
 
-def served_by(*servers: Server) -> dict[str, Any]:
-    urls = [{"url": f"http://127.0.0.1:{server.server_port}"} for server in servers]
-    return {"kind": "http", "servers": urls}
+def served_by(*servers: Witness) -> dict[str, Any]:
+    return {"kind": "http", "servers": [{"url": server.url} for server in servers]}
 
 
 def test_two_servers_train_a_policy_and_compute_as_the_trainer_does(
-    servers: list[Server], tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+    servers: list[Witness], tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
     run = trained(tiny_task, tmp_path, tiny_model_dir, *servers)
     steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
@@ -153,36 +154,31 @@ def test_two_servers_train_a_policy_and_compute_as_the_trainer_does(
         assert phase != "train" or {v for turn in rollout.turns for v, _ in turn.versions} == {step}
     for server in servers:
         loaded = [body["lora_name"] for body in server.bodies if body["path"] == "/v1/load_lora_adapter"]
-        written = {body["model"] for body in server.bodies if body["path"] == "/v1/completions"}
-        assert len(set(loaded)) == len(loaded) > 2 and written <= set(loaded) and written
-    assert len(list((run.path / "weights").iterdir())) <= 2
+        written = {body["model"] for body in server.sampled()}
+        assert len(set(loaded)) == len(loaded) > 2 and written <= set(loaded)
+    assert any(server.sampled() for server in servers), "the attempts at one task keep to one server"
+    assert len(list((run.path / "weights").glob("v*"))) <= 2
 
 
 def test_whole_weights_are_trained_through_a_server_that_takes_them(
     tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
-    server = serve(tiny_model_dir, LoadsWholeWeights)
-    run = trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=0)
+    with watched(tiny_model_dir) as server:
+        run = trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=0)
     steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
     assert len(steps) == 2 and all(line["logp_gap_mean"] < 1e-4 for line in steps)
-    order = [body["path"].partition("?")[0] for body in server.bodies if body["path"] != "/v1/completions"]
+    order = server.paths()[1:]  # after the question for the version
     assert order == ["/pause", "/collective_rpc", "/resume"] * (len(order) // 3) and len(order) >= 3 * 4
-    server.shutdown()
-    server.server_close()
 
 
-@pytest.mark.parametrize("handler", [KeepsItsOutputLayer, KeepsAll])
+@pytest.mark.parametrize("deaf", ["lm_head", ""])
 def test_a_server_that_keeps_old_weights_and_says_nothing_is_refused(
-    handler: type[Handler], tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+    deaf: str, tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
-    server = serve(tiny_model_dir, handler)
-    with pytest.raises(
-        SamplerError, match=r"took new weights, and is .* goes on with old ones.*tie_word_embedd"
-    ):
+    said = r"took new weights .* twice, and is .* goes on with old ones.*tie_word_embedd"
+    with watched(tiny_model_dir, deaf) as server, pytest.raises(SamplerError, match=said):
         trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=0)
-    assert sum(body["path"] == "/v1/completions" for body in server.bodies) == 1
-    server.shutdown()
-    server.server_close()
+    assert server.paths().count("/collective_rpc") == 2 and not server.sampled()
 
 
 @pytest.mark.parametrize(
@@ -191,23 +187,21 @@ def test_a_server_that_keeps_old_weights_and_says_nothing_is_refused(
 def test_a_server_that_takes_no_weights_says_how_it_is_started(
     lora_rank: int, switch: str, tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
-    server = serve(tiny_model_dir, Handler)
-    server.failures = [404]
-    with pytest.raises(SamplerError, match=rf"status 404.*{switch}"):
+    with watched(tiny_model_dir) as server, pytest.raises(SamplerError, match=rf"status 404.*{switch}"):
+        server.failures = [404]
         trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=lora_rank)
-    server.shutdown()
-    server.server_close()
 
 
 def test_a_server_of_another_model_is_refused_before_any_attempt(
     tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
-    server = serve(write_tiny_model(tmp_path / "other", seed=1))
-    with pytest.raises(SamplerError, match=r"differ by .* nats a token.* Serve "):
+    other = write_tiny_model(tmp_path / "other", seed=1)
+    with (
+        watched(other) as server,
+        pytest.raises(SamplerError, match=r"nats a token .* of another model. Serve "),
+    ):
         trained(tiny_task, tmp_path, tiny_model_dir, server)
-    assert sum(body["path"] == "/v1/completions" for body in server.bodies) == 1
-    server.shutdown()
-    server.server_close()
+    assert not server.sampled()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +209,7 @@ def test_a_server_of_another_model_is_refused_before_any_attempt(
     [
         ("kind='http'", "needs servers; add"),
         ("servers=[{url='http://127.0.0.1:1'}]", "uses no servers"),
+        ("gpus=[0]", "starts no servers; gpus and arguments are for vllm and process"),
         ("kind='htp'", "no engine 'htp'; did you mean 'http'"),
     ],
 )
@@ -262,6 +257,41 @@ def test_a_router_gives_to_the_engine_that_has_the_fewest():
         router.update_weights(WeightUpdate("shared"), 3)
         assert {engine.policy_version for engine in engines} == {3} == {router.policy_version}
     assert all(engine.closed for engine in engines)
+
+
+def test_a_group_keeps_to_the_engine_whose_cache_knows_it_until_that_is_much_busier():
+    engines = [Held(), Held()]
+    with closing(Router(engines)) as router:
+        for group in "aabaab":
+            router.submit(SampleRequest((1, 2), 4, 0, group))
+        assert [len(engine.futures) for engine in engines] == [4, 2]
+        router.submit_all([SampleRequest((1, 2), 4, 0, "a")] * 8)
+        assert router.in_flight == [2 + MOST_AHEAD + 1, 3], "the last one moved"
+
+
+class Unwilling(Held):
+    """Takes no weights as long as it is told so."""
+
+    refuses = True
+
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        if self.refuses:
+            raise SamplerError("no")
+        super().update_weights(update, version)
+
+
+def test_an_engine_without_the_newest_weights_gets_no_messages():
+    behind, other = Unwilling(), Held()
+    with closing(Router([behind, other])) as router:
+        router.update_weights(WeightUpdate("shared"), 1)
+        router.submit_all([SampleRequest((1, 2), 4, 0)] * 3)
+        assert (router.policy_version, router.in_flight) == (1, [0, 3])
+        behind.refuses = False
+        router.update_weights(WeightUpdate("shared"), 2)
+        router.submit(SampleRequest((1, 2), 4, 0))
+        assert (router.policy_version, router.in_flight) == (2, [1, 3])
+    with closing(Router([Unwilling(), Unwilling()])) as router, pytest.raises(SamplerError, match="no"):
+        router.update_weights(WeightUpdate("shared"), 1)
 
 
 def test_an_engine_of_ones_own_must_be_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -329,7 +359,7 @@ def own_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 def test_an_engine_without_token_ids_is_refused_before_any_attempt(
     kind: str,
     message: str,
-    servers: list[Server],
+    servers: list[Witness],
     own_engines: str,
     tiny_task: Task,
     tiny_model_dir: Path,
@@ -341,8 +371,7 @@ def test_an_engine_without_token_ids_is_refused_before_any_attempt(
     with pytest.raises(SamplerError, match=message):
         trained(tiny_task, tmp_path, tiny_model_dir, *asked, engine=None if asked else {"kind": kind})
     assert not list(tmp_path.rglob("rollouts.jsonl"))
-    completions = [body for server in asked for body in server.bodies if body["path"] == "/v1/completions"]
-    assert len(completions) == len(asked[:1])
+    assert sum(len(server.sampled()) for server in asked) == len(asked[:1])
 
 
 def test_what_an_engine_returns_in_mid_run_is_checked_too(tiny_task: Task):
@@ -371,11 +400,11 @@ def answered(sample: Sample) -> Future[Sample]:
     return future
 
 
-def test_the_critics_own_engine_is_closed(servers: list[Server], tiny_task: Task, tiny_model_dir: Path):
-    url = {"url": f"http://127.0.0.1:{servers[0].server_port}"}
+def test_the_critics_own_engine_is_closed(servers: list[Witness], tiny_task: Task, tiny_model_dir: Path):
+    url = {"url": servers[0].url}
     recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
     policys: Any = Held()
-    critic = critic_of(recipe, policys)
+    critic = critic_of(recipe.critic, policys)
     assert critic is not policys
     nothing: Any = None
     Session(recipe, nothing, nothing, policys, nothing, critic, nothing).close()

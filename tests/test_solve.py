@@ -93,7 +93,7 @@ def test_a_yes_applies_the_change_and_nothing_else_and_sft_can_imitate_it(
     assert state(repository) == before | {"calc.py": SOLVED.encode()}
     assert judged is not None and (judged.reward, judged.solved, judged.detail) == (1.0, True, "accepted")
     assert rollout.patch.diff in capfd.readouterr().out
-    assert len(transcripts.read(run.path, renderer(), transcripts.Selection())) == 1
+    assert len(transcripts.read(run.path, renderer())) == 1
     solution = run.read("solutions", Solution)[0][2]
     assert (
         solution.applied == rollout.patch and solution.commit == git(repository, "rev-parse", "HEAD").strip()
@@ -107,7 +107,7 @@ def test_a_no_is_a_failure_that_is_kept_and_changes_nothing(repository: Path, tm
     assert state(repository) == before
     assert judged is not None and (judged.reward, judged.status, judged.detail) == (0.0, "graded", "rejected")
     with pytest.raises(RecipeError, match="nothing to imitate"):
-        transcripts.read(run.path, renderer(), transcripts.Selection())
+        transcripts.read(run.path, renderer())
 
 
 def test_an_edited_solution_is_paid_by_what_stayed(

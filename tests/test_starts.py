@@ -107,6 +107,12 @@ attempts = 2
 """
 
 
+HALVES = {
+    "halves.py": "def twice(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n",
+    "test_halves.py": "from halves import half, twice\ndef test_twice(): assert twice(2) == 4\n"
+    "def test_half(): assert half(2) == 1\n",
+}
+"""The repository of which a task is made: so small that no library holds its like."""
 READER = """
 from woodshed.tasks import folder
 from woodshed.tasks.formats import ForeignTask
@@ -160,7 +166,9 @@ def world(tiny_task: Task, tiny_repository: Path, tmp_path_factory: pytest.TempP
         tests=folder.protected_files(tiny_task),
         gold={path: (text or "").encode() for path, text in folder.gold_patch(tiny_task).files.items()},
     )
-    shutil.copytree(tiny_repository, root / "pypi:toolz==1.2.0")
+    for path, text in HALVES.items():
+        (root / "pypi:toolz==1.2.0" / path).parent.mkdir(exist_ok=True)
+        (root / "pypi:toolz==1.2.0" / path).write_text(text)
     shutil.copytree(tiny_repository, root / "shop")
     for words in (
         ["init", "-q"],
@@ -236,6 +244,7 @@ def started() -> list[tuple[str, str]]:
 
 
 TRIED = {
+    "woodshed.engines.guard": "tests/test_servers.py",
     "woodshed.synthesis.leaks.scanner": "tests/test_leaks.py",
     "woodshed.synthesis.leaks.exploit": "tests/test_leaks.py",
     "woodshed.synthesis.leaks.collected": "tests/test_odd_sources.py",

@@ -70,6 +70,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distill, "ANSWER_TOKENS", 8)
+
+
 class Unguarded(DistillSettings):
     """Without two guards of the papers: SDFT skips more tokens than an answer has here, and OPSD's clip
     leaves no gradient where teacher and student disagree wholly."""
@@ -99,7 +104,6 @@ def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -
         "distill.demonstrations": [str(folder / "known.jsonl")],
         "distill.earlier": [str(folder / "earlier.jsonl")],
         "distill.answers_per_step": 12,
-        "distill.answer_tokens": 8,
         "checkpoint_every": 8,
         "optimizer.learning_rate": 2e-3,
     }
@@ -159,14 +163,14 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
     kept.unlock()
 
 
-def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
+def test_forgetting_is_the_divergence_that_enumeration_gives(reader, monkeypatch):
     """Answers of one token: KL(before || now) over the whole vocabulary is the oracle of the estimate."""
     model = AutoModelForCausalLM.from_pretrained(reader)
     renderer = create_renderer(AutoTokenizer.from_pretrained(reader), codec="plain")
     policy = Policy(model.requires_grad_(True), is_adapter=False)
-    settings_ = DistillSettings(answer_tokens=1)
+    monkeypatch.setattr(distill, "ANSWER_TOKENS", 1)
     asked = Demonstration("Which one?", "x")
-    answers = distill.answer([asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0)
+    answers = distill.answer([asked] * 1500, LocalEngine(model, renderer), name="a", seed=0)
     padded = packing.pad([rollout_sample(answers[0])])
     with torch.no_grad():
         old_V = policy.logits(padded)[0, 0].log_softmax(-1)

@@ -389,7 +389,7 @@ def test_what_a_killed_builder_left_goes_with_the_next_one(
         ({"requirements": ("pytest>=8",)}, "'pytest>=8' is not an exact pin"),
         ({"requirements": ("pytest @ https://example.org/pytest.tar.gz",)}, "points to a URL"),
         ({"requirements": ("--index-url=https://example.org", "pytest==9.0.0")}, "cannot be read"),
-        ({"python": "3.2"}, "no python3.2 on PATH"),
+        ({"python": "3.2"}, "no python3.2 on PATH, and none of uv or pyenv"),
     ],
 )
 def test_environments_that_cannot_be(tiny_task: Task, changes: dict, said: str):

@@ -380,6 +380,44 @@ def test_an_adapter_is_kept_in_float32_and_multiplied_in_the_models_precision():
     assert not torch.allclose(out.float(), plain, atol=0.05 * float(right.abs().max()))
 
 
+def test_an_adapter_on_a_model_of_lower_precision_is_rounded_once_a_step_and_not_in_every_forward():
+    """The same numbers as when it is converted in every forward; what is trained and exported stays exact."""
+    model = tiny_policy().model
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+        else:
+            parameter.data = parameter.data.bfloat16()
+    exact = {name: p.detach().clone() for name, p in model.named_parameters() if "lora_" in name}
+    batch = packing.pad([TrainingSample(tuple(range(1, 20)), tuple(range(5, 19)))])
+
+    def forward() -> tuple[torch.Tensor, int]:
+        """Logits, and conversions on the way."""
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            logits = model(input_ids=batch.ids_RT).logits
+        return logits, sum(event.name == "aten::_to_copy" for event in profile.events() or ())
+
+    right, before = forward()
+    policy = Policy(model, is_adapter=True)
+    logits, after = forward()
+    assert torch.equal(logits, right) and before - after == len(exact)
+    assert {p.dtype for n, p in model.named_parameters() if "lora_" in n} == {torch.bfloat16}
+    assert all(torch.equal(policy.trainable[name], value) for name, value in exact.items())
+    policy.find_weights()  # again, as after a layout was applied: the masters stay
+    assert all(torch.equal(policy.trainable[name], value) for name, value in exact.items())
+    assert all(
+        torch.equal(value, exact[names[0]]) for names, value in policy.whole_weights() if names[0] in exact
+    )
+    policy.logps(batch, 1.0).sum().backward()
+    assert all(
+        each.grad is not None and each.grad.dtype == torch.float32 for each in policy.trainable.values()
+    )
+    with policy.using({name: torch.zeros_like(value) for name, value in exact.items()}), torch.no_grad():
+        assert not torch.equal(model(input_ids=batch.ids_RT).logits, right)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=batch.ids_RT).logits, right)
+
+
 def test_only_the_adapter_is_trained():
     policy = tiny_policy()
     assert policy.trainable and all("lora_" in name for name in policy.trainable)

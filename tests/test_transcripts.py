@@ -15,13 +15,11 @@ from woodshed.agent.tools import TOOLS
 from woodshed.cli.train import run_recipe
 from woodshed.evals import atif
 from woodshed.experience import transcripts
-from woodshed.experience.transcripts import Selection, Transcript
+from woodshed.experience.transcripts import Transcript
 from woodshed.records import Flag, RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-
-ANY = Selection(unsolved=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,37 +56,28 @@ def exact(rollout: Rollout) -> Transcript:
 
 
 @pytest.mark.parametrize("form", ["run", "atif"])
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (Selection(), {"good"}),
-        (ANY, {"good", "unsolved", "unjudged"}),
-    ],
-)
 def test_attempts_are_taken_by_verdict_and_flags_token_by_token(
-    run: RunDir, attempt: Rollout, form: str, wanted: Selection, expected: set[str], tmp_path: Path
+    run: RunDir, attempt: Rollout, form: str, tmp_path: Path
 ):
     path = run.path
     if form == "atif":
         path = tmp_path / "atif"
         atif.export(run, path, problems=[])
-    found = {each.id: each for each in transcripts.read(path, renderer(), wanted)}
-    assert set(found) == expected
-    for name, each in found.items():
-        assert each == exact(replace(attempt, id=name))
+    assert transcripts.read(path, renderer()) == [exact(replace(attempt, id="good"))]
 
 
 def test_attempts_at_held_out_tasks_are_never_imitated(run: RunDir, attempt: Rollout):
-    with pytest.raises(RecipeError, match=r"holds nothing to imitate.*sft\.unsolved = true"):
-        transcripts.read(run.path, renderer(), replace(ANY, heldout=frozenset({attempt.task_id})))
+    with pytest.raises(RecipeError, match=r"holds nothing to imitate.*as \.jsonl"):
+        transcripts.read(run.path, renderer(), frozenset({attempt.task_id}))
 
 
 def test_attempts_of_another_tokenizer_are_refused(run: RunDir, attempt: Rollout):
     turn = attempt.turns[0]
     other = replace(turn, sampled_ids=tuple(i + 1 for i in turn.sampled_ids))
     run.append("rollouts", [replace(attempt, id="other", turns=(other,))], "train", 1)
+    run.append("verdicts", [Verdict("other", attempt.task_id, "graded", 1.0, True, {})], "train", 1)
     with pytest.raises(RecipeError, match=r"attempt other was sampled with another tokenizer"):
-        transcripts.read(run.path, renderer(), ANY)
+        transcripts.read(run.path, renderer())
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -124,7 +113,7 @@ def test_a_chat_is_rendered_as_the_harness_renders_and_only_the_assistant_is_imi
 ):
     (tmp_path / "chats.jsonl").write_text(json.dumps(CHAT) + "\n" + json.dumps(CHAT))
     using = renderer(codec)
-    first, second = transcripts.read(tmp_path / "chats.jsonl", using, Selection())
+    first, second = transcripts.read(tmp_path / "chats.jsonl", using)
     assert first.ids == second.ids and second.id == f"{tmp_path / 'chats.jsonl'}, line 2"
     tools = [tool for tool in TOOLS if tool.name == "read_file"]
     written = using.codec.format("read_file", {"path": "calc.py", "start": 1, "count": 2}, tools)
@@ -161,25 +150,25 @@ def test_a_chat_is_rendered_as_the_harness_renders_and_only_the_assistant_is_imi
 def test_a_line_that_is_no_chat_is_named(tmp_path: Path, line: str, message: str):
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n{line}\n")
     with pytest.raises(RecipeError, match=message):
-        transcripts.read(tmp_path / "chats.jsonl", renderer(), Selection())
+        transcripts.read(tmp_path / "chats.jsonl", renderer())
 
 
 def test_what_is_no_source_is_named(tmp_path: Path, run: RunDir):
     with pytest.raises(RecipeError, match=r"gone is no run folder, no ATIF file.*\"scripted\" stands for"):
-        transcripts.read(tmp_path / "gone", renderer(), Selection())
+        transcripts.read(tmp_path / "gone", renderer())
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(RecipeError, match=r"empty\.jsonl holds nothing"):
-        transcripts.read(tmp_path / "empty.jsonl", renderer(), Selection())
+        transcripts.read(tmp_path / "empty.jsonl", renderer())
     atif.export(run, tmp_path / "atif", problems=[])
     file = tmp_path / "atif" / "good.json"
     document = json.loads(file.read_text())
     del document["steps"][3]["metrics"]["completion_token_ids"]
     file.write_text(json.dumps(document))
     with pytest.raises(RecipeError, match=r"good\.json, step 4: no extra\.context_token_ids"):
-        transcripts.read(file, renderer(), Selection())
+        transcripts.read(file, renderer())
     file.write_text("{")
     with pytest.raises(RecipeError, match=r"good\.json cannot be read"):
-        transcripts.read(file, renderer(), Selection())
+        transcripts.read(file, renderer())
 
 
 def recipe_for(tmp_path: Path, **sections: Any) -> Recipe:

@@ -1,37 +1,59 @@
-"""The real thing: vLLM's CPU build serves a tiny model, and two steps train through it.
+"""The real thing: vLLM's CPU build serves a tiny model while its weights change, and a run trains through it.
 
-`scripts/vllm-environment` leaves build/vllm ready; without it these tests are skipped. benchmarks/vllm_training.py does
-the same with a real model.
+`scripts/vllm-environment` leaves build/vllm ready; without it these tests are skipped. A real model is trained by
+benchmarks/vllm_training.py.
 """
 
 from __future__ import annotations
 
-import sys
+import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
+import torch
+from test_practice import recipe_of
+from test_weight_updates import Trainer, far, logps, update
 from tiny_model import tiny_tokenizer
 
+from woodshed.cli.train import run_recipe
+from woodshed.engines import guard, vllm
+from woodshed.engines.engine import SampleRequest, SamplerSettings
+from woodshed.engines.http import HttpEngine
+from woodshed.engines.servers import ServedModel, StartSettings, serving
+from woodshed.learning.weight_files import WeightFiles
 from woodshed.records import Rollout, SamplerError, Task
+from woodshed.runs.folder import RunDir
 
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "benchmarks"))
 
-import vllm_training  # noqa: E402
+def is_absent() -> bool:
+    try:
+        return not vllm.find()
+    except SamplerError:
+        return True
+
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not vllm_training.PYTHON.exists(), reason="run scripts/vllm-environment"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(is_absent(), reason="run scripts/vllm-environment"),
 ]
+LENGTH = "--max-model-len=4096"
+PROMPT = (5, 6, 7, 8)
 
 
-def model_of(folder: Path, *, is_tied: bool) -> Path:
-    """The tiny model with heads of 32, the smallest that vLLM's attention takes, tied to its output layer or not."""
-    import torch
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, its output layer tied, with heads of 32, the smallest that vLLM's attention takes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = tiny_tokenizer()
+    tokenizer, folder = tiny_tokenizer(), tmp_path_factory.mktemp("model")
     config = LlamaConfig(
         vocab_size=len(tokenizer) + 8,
         hidden_size=64,
@@ -42,51 +64,105 @@ def model_of(folder: Path, *, is_tied: bool) -> Path:
         head_dim=32,
         max_position_embeddings=4096,
         initializer_range=0.3,
-        tie_word_embeddings=is_tied,
+        tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    made = LlamaForCausalLM(config)
+    with torch.no_grad():
+        made.model.embed_tokens.weight[tokenizer.eos_token_id] = 0.0  # messages are long
+    made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-SERVERS = {
-    f"{head}, {adapters}": (head == "tied", adapters == "adapters")
-    for head in ("tied", "own head")
-    for adapters in ("adapters", "no adapters")
-}
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One that takes whole weights, from an untied copy of the model, and adapters."""
+    arguments = (LENGTH, "--enable-lora", "--max-lora-rank=8", "--max-loras=3")
+    settings = StartSettings("vllm", SamplerSettings(), arguments=arguments)
+    with serving(settings, ServedModel(model, "float32"), tmp_path_factory.mktemp("engines")) as endpoints:
+        yield endpoints[0].url
 
 
-@pytest.fixture(scope="module", params=SERVERS.values(), ids=list(SERVERS))
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Path, bool]]:
-    """A server's address, its model, and if adapters are enabled."""
-    is_tied, enable_lora = request.param
-    folder = tmp_path_factory.mktemp("served")
-    model = model_of(folder / "model", is_tied=is_tied)
-    with vllm_training.serving(model, folder / "server", enable_lora=enable_lora) as url:
-        yield url, model, enable_lora
+def written(url: str) -> float:
+    """Tokens that a server has written so far."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
-@pytest.mark.parametrize("weights", ["adapter", "whole"])
-def test_two_steps_through_vllm(
-    server: tuple[str, Path, bool], weights: str, tiny_task: Task, tmp_path: Path
+def wait_for_tokens(url: str, count: int) -> None:
+    first = written(url)
+    while written(url) < first + count:
+        time.sleep(0.05)
+
+
+def test_every_token_is_of_the_weights_that_it_names(
+    server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Adapters and whole weights arrive, also where the output layer is the embedding."""
-    url, model, enable_lora = server
-    tasks = tiny_task.folder.parent
-    if weights == "adapter" and not enable_lora:
-        with pytest.raises(SamplerError, match="load_lora_adapter"):
-            vllm_training.train_through(url, model, tasks, tmp_path, weights)
-        return
-    run = vllm_training.train_through(url, model, tasks, tmp_path, weights)
-    gaps = vllm_training.gaps(run)
-    assert len(gaps) == 2 and max(gaps) < 1e-3, gaps
+    """Whole weights, the second time as a difference, and adapters, while messages are written."""
+    from woodshed.engines.http import EndpointSettings
+
+    monkeypatch.setattr(WeightFiles, "has_differences", True)
+    for rank in (0, 8):
+        trainer = Trainer(model, tmp_path / str(rank), lora_rank=rank, dtype="float32")
+        snapshots = []
+        with closing(HttpEngine(EndpointSettings(url=server), trainer.renderer)) as engine:
+            update(engine, trainer)
+            engine.submit(SampleRequest(PROMPT, 8, 0)).result(300)  # the first one takes seconds
+            futures = engine.submit_all([SampleRequest(PROMPT, 2500, seed) for seed in range(6)])
+            for _ in range(2):
+                wait_for_tokens(server, 6 * 50)
+                snapshots.append({name: value.clone() for name, value in trainer.policy.trainable.items()})
+                trainer.step(0.2)
+                update(engine, trainer)
+                assert engine.weights.canary_gap < 1e-3
+                futures.append(engine.submit(SampleRequest(PROMPT, 100, trainer.version)))
+            samples = [future.result(300) for future in futures]
+        snapshots.append({name: value.clone() for name, value in trainer.policy.trainable.items()})
+        spans = [len(sample.versions) for sample in samples]
+        assert max(spans) == (1 if rank else 3), spans
+        gaps = []
+        for version, weights in enumerate(snapshots):
+            trainer.policy.load_weights(weights)
+            for sample in samples:
+                told, begin = logps(trainer, PROMPT + sample.ids), 0
+                for named, count in sample.versions:
+                    gap = far(sample, told, begin, count)
+                    assert named == version or count < 20 or gap > 0.1
+                    gaps += [gap] if named == version else []
+                    begin += count
+        assert max(gaps) < 1e-2, gaps
+
+
+def test_a_run_starts_vllm_and_survives_its_death(model: Path, tiny_task: Task, tmp_path: Path):
+    recipe = recipe_of(
+        tiny_task,
+        tmp_path,
+        policy={"model": str(model), "lora_rank": 4, "codec": "plain"},
+        rl={"steps": 2, "tasks_per_step": 1},
+        curriculum={"repeats": True},
+        engine={"kind": "vllm", "arguments": [LENGTH]},
+    )
+    run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
+    record = run.path / "engines" / "s0.json"
+
+    def kill() -> None:
+        """Kill the process that answers, as soon as the first step was taken."""
+        while not any(phase == "train" for phase, _, _ in run.read("metrics")):
+            time.sleep(0.05)
+        os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    run_recipe(recipe, run, lambda _done, _total, _text: None)
+    killer.join(1)
     steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
+    assert len(steps) == 2 and max(line["logp_gap_mean"] for line in steps) < 1e-3
     assert steps[0]["grad_norm"] > 0, "the second step is sampled by weights that the first one moved"
     for phase, step, rollout in run.read("rollouts", Rollout):
         assert phase != "train" or {v for turn in rollout.turns for v, _ in turn.versions} == {step}
+    ended = json.loads(record.read_text())
+    assert (ended["state"], ended["starts"]) == ("ended", 2) and not guard.members(str(record.resolve()))

@@ -17,6 +17,7 @@ from woodshed.tasks.environment import cache_dir
 
 PYTHONS = ((3, 11), (3, 13))
 MEMORY_GB = 6.0  # needed by the quickstart
+VLLM_S = 300.0  # to import it, which reads gigabytes
 DISK_GB = 3.0  # for weights, environments and a run
 
 _TORCH = "import torch as t; print(t.__version__, t.get_num_threads(), t.cuda.is_available(), t.cuda.device_count())"
@@ -30,6 +31,7 @@ def examine(*, endpoint: str = "") -> Iterator[tuple[Check, bool]]:
     yield _disk(), True
     yield _memory(), False
     yield from ((check, False) for check in _torch())
+    yield _vllm(), False
     if endpoint:
         yield _endpoint(endpoint), True
 
@@ -83,6 +85,23 @@ def _torch() -> Iterator[Check]:
         )
     else:
         yield Check("gpu", False, "none", "the quickstart needs none; larger models do")
+
+
+def _vllm() -> Check:
+    """vLLM for engine.kind = "vllm", which lives in an environment of its own."""
+    from woodshed.engines import vllm
+
+    try:
+        program = vllm.find()
+        done = subprocess.run(
+            [program.python, "-P", "-c", "import vllm"], capture_output=True, text=True, timeout=VLLM_S
+        )
+    except (WoodshedError, subprocess.TimeoutExpired) as error:
+        return Check("vllm", False, "none that can be started", f"only for engine.kind = 'vllm': {error}")
+    if done.returncode:
+        error = (done.stderr.strip().splitlines() or ["it could not be imported"])[-1]
+        return Check("vllm", False, f"{program.version} ({program.python}): {error}", "install it anew")
+    return Check("vllm", True, f"{program.version}{' for CPUs' if program.is_cpu else ''} ({program.python})")
 
 
 def _endpoint(url: str) -> Check:

@@ -7,6 +7,9 @@ Bars: floor / measured at least 0.85 on one card and 0.80 on several for the exp
 3 x torch.optim.Muon over DTensors; scratch at most 2 x bytes in flight; exposed communication at most 15% of the
 transfers' own time. Contenders take turns step by step in one set of processes; a figure is the median over steps of
 the slowest rank. The JSON's `machine` feeds `python -m woodshed.muon.sim --machine`.
+
+Expected on two cards, written before the first run in which shards moved: `kimi cut` 105 ms of products and 10 ms of
+transfers, of which 1.5 ms are exposed; efficiency 0.88; dion 1.0 times as fast, as it overlaps alike; torchtitan 0.9.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def main() -> None:
         rows.append(measure(name, device, options))
         if dist.get_rank() == 0:
             report = {"hardware": cases.describe(device), "machine": machine(rows, device), "rows": rows}
-            report |= {"steps": options.steps, "sft": options.warmup, "inflight_mb": options.inflight_mb}
+            report |= {"steps": options.steps, "warmup": options.warmup, "inflight_mb": options.inflight_mb}
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=2) + "\n")
     dist.destroy_process_group()
@@ -298,7 +301,8 @@ def memory(optimizer: ShardedMuon, device: torch.device, options: argparse.Names
 
 
 def exposed(optimizer: ShardedMuon, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """What transfers add to a step, over what they take alone. Weights are of no use after this."""
+    """What transfers add to a step, over what they take alone; a step with and one without them take turns. Weights are
+    of no use after this."""
     if not optimizer.plan.num_collectives:
         return {"exposed_ms": 0.0, "transfers_alone_ms": 0.0}
     runners = {task.runner for task in optimizer._tasks}
@@ -310,15 +314,20 @@ def exposed(optimizer: ShardedMuon, device: torch.device, options: argparse.Name
                 if work := task.runner.transfer(task.bucket, *buffers, into, out):
                     work.wait()
 
-    found = interleaved({"whole": optimizer.step, "transfers": alone}, device, options)
-    for runner in runners:
-        runner.transfer = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
-    found |= interleaved({"without": optimizer.step}, device, options)
-    hidden = max(0.0, found["whole"] - found["without"])
+    def without() -> None:
+        for runner in runners:
+            runner.transfer = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
+        optimizer.step()
+        for runner in runners:
+            del runner.transfer  # the method is seen again
+
+    found = interleaved({"whole": optimizer.step, "transfers": alone, "without": without}, device, options)
+    added = max(0.0, found["whole"] - found["without"])
     return {
-        "exposed_ms": round(hidden, 3),
+        "exposed_ms": round(added, 3),
         "transfers_alone_ms": found["transfers"],
-        "exposed_share": round(hidden / found["transfers"], 3),
+        "without_transfers_ms": found["without"],
+        "exposed_share": round(added / found["transfers"], 3),
     }
 
 

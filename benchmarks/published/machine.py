@@ -19,6 +19,7 @@ def machine() -> str:
         ["sandbox: create, five commands, destroy", f"{opened['p50_ms']} ms", f"{opened['bar_ms']:.0f} ms"],
         ["sandbox: fork after 5,000 files", f"{forked['p50_ms']} ms", f"{forked['bar_ms']:.0f} ms"],
         ["harness, one turn", f"{turn['p50_ms']} ms", f"{load('harness_overhead')['bar_ms']:.0f} ms"],
+        *overhead(),
         ["verifier beyond the tests' own time", f"{verifier['p50_s']:.2f} s", f"{verifier['bar_s']} s"],
         ["access log, on a suite that the agent runs", percent(log["more_p50"]), percent(log["bar"])],
     ]
@@ -34,6 +35,25 @@ def machine() -> str:
     return table(["two cores, medians", "figure", "target"], rows)
 
 
+def overhead() -> list[list[str]]:
+    """What a turn costs with many attempts under way, by our own loop and through the gateway."""
+    found = load("concurrent_overhead")
+    places = {"loop": "in our loop", "gateway": "through the gateway"}
+    return [
+        [
+            f"one turn {places[name]}, {found['attempts']} attempts at once",
+            f"{each['p50']:.1f} ms (p99 {each['p99']:.1f})",
+            f"{each['bar_p50']:.0f} ms",
+        ]
+        for name, each in found["milliseconds"].items()
+    ]
+
+
+def short(value: float) -> str:
+    """A number with four digits that count."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def beside_commit() -> str:
     """Decoding and steps of an earlier tree and this one, in turns."""
     found = load("beside_commit")
@@ -43,7 +63,7 @@ def beside_commit() -> str:
         middles = [each[len(each) // 2] for each in (before, after)]
         unit = "tokens a second" if row["case"] == "decode" else "s"
         figures = [
-            f"{m:.4g} {unit} ({e[0]:.4g} to {e[-1]:.4g})"
+            f"{short(m)} {unit} ({short(e[0])} to {short(e[-1])})"
             for m, e in zip(middles, (before, after), strict=True)
         ]
         rows.append(
@@ -233,18 +253,32 @@ def factory() -> str:
 
 
 def first_task() -> str:
-    found = load("first_task")
-    row = found["row"]
-    low, high = sorted(row["load"])
-    rows = [
-        ["first task after", f"{row['first_task_s'] / 60:.1f} minutes", f"{found['bar_s'] / 60:.0f} minutes"],
-        [f"CPU seconds of all, {row['tasks']} tasks", f"{row['cpu_s']:.0f}", ""],
-        ["killed, and started again, after", f"{row['killed_after_s']:.0f} s", ""],
-        ["longest time without a line", f"{row['longest_silence_s']:.0f} s", "10 s"],
-        ["lines with an estimate of what is left", f"{row['lines_with_estimate']} of {row['lines']}", "all"],
-        [f"load of the machine, {row['cores']} cores", f"{low:.0f} to {high:.0f}", ""],
-    ]
-    return table([row["source"].removeprefix("pypi:"), "figure", "target"], rows)
+    """Two repositories with long suites, beside the targets."""
+    found = [load("first_task"), load("first_task_sqlglot")]
+    columns = []
+    for row in (each["row"] for each in found):
+        low, high = sorted(row["load"])
+        columns.append(
+            {
+                "first task after": f"{row['first_task_s'] / 60:.1f} minutes",
+                "tasks made": str(row["tasks"]),
+                "CPU seconds of all": f"{row['cpu_s']:,.0f}",
+                "killed, and started again, after": f"{row['killed_after_s']:.0f} s"
+                if row["killed_after_s"]
+                else "no",
+                "longest time without a line": f"{row['longest_silence_s']:.0f} s",
+                "lines with an estimate of what is left": f"{row['lines_with_estimate']} of {row['lines']}",
+                f"load of the machine, {row['cores']} cores": f"{low:.0f} to {high:.0f}",
+            }
+        )
+    targets = {
+        "first task after": f"{found[0]['bar_s'] / 60:.0f} minutes",
+        "longest time without a line": "10 s",
+        "lines with an estimate of what is left": "all",
+    }
+    rows = [[name, *(column[name] for column in columns), targets.get(name, "")] for name in columns[0]]
+    heads = [each["row"]["source"].removeprefix("pypi:") for each in found]
+    return table(["", *heads, "target"], rows)
 
 
 def curriculum() -> str:

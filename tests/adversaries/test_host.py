@@ -134,7 +134,7 @@ def test_a_requirement_is_a_name_and_a_version(here: Path, text: str) -> None:
     with pytest.raises(TaskError, match="requirement"):
         environment.resolve([text])
     with pytest.raises(TaskError, match="requirement"):
-        environment.prepare(Environment(environment._our_version(), (*PINS, text), ("y",)))
+        environment.prepare(Environment(environment.interpreters.OURS, (*PINS, text), ("y",)))
 
 
 def test_pip_is_never_the_one_in_the_working_folder(here: Path) -> None:

@@ -14,14 +14,16 @@ import torch
 from parallel_models import EPS, VOCAB, build, whole
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from worlds import device
 
+from woodshed.engines.local import routing
 from woodshed.experience.samples import HintBranch, TrainingSample
-from woodshed.learning import checkpoint, optimizer, ranks, tensor_folder
-from woodshed.learning.checkpoint import TrainState
+from woodshed.learning import checkpoint, optimizer, packing, ranks, tensor_folder
+from woodshed.learning.checkpoint import CheckpointWriter, TrainState
 from woodshed.learning.layout import LayoutSettings, shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
-from woodshed.learning.policy import Policy, add_adapter
+from woodshed.learning.policy import Policy, PolicySettings, add_adapter
 from woodshed.learning.trainer import Trainer
 from woodshed.learning.worker import Worker
 from woodshed.records import Hint
@@ -44,6 +46,9 @@ class Training:
     """Rollouts that are imitated as well."""
     dtype: str = "float32"
     activation_checkpointing: bool = False
+    forward: str = "packed"
+    routed: bool = False
+    """The engine tells experts, some of which its router cannot have chosen."""
     is_lost: bool = False
     """The first step's gradient is NaN, on one rank only."""
     layout: dict[str, int] = field(default_factory=dict)
@@ -52,7 +57,7 @@ class Training:
 
 
 def policy_of(training: Training) -> Policy:
-    model = build(training.family).to(getattr(torch, training.dtype))
+    model = build(training.family).to(device(), getattr(torch, training.dtype))
     if training.rank and training.family == "qwen":  # an adapter of experts' weights cannot be sharded
         attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
         with warnings.catch_warnings():
@@ -60,12 +65,14 @@ def policy_of(training: Training) -> Policy:
             model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
     else:
         model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
+    model.to(device())  # a new adapter as well
     policy = Policy(
         model, is_adapter=bool(training.rank), activation_checkpointing=training.activation_checkpointing
     )
     world = ranks.count()
     layout = {axis: size for axis, size in training.layout.items() if world % size == 0 and world > 1}
-    shard(policy, LayoutSettings(**{"fsdp": world // layout.get("replicate", 1), **layout}))
+    fsdp = world // layout.get("replicate", 1) // layout.get("cp", 1)
+    shard(policy, LayoutSettings(fsdp=fsdp, **layout))
     return policy
 
 
@@ -89,7 +96,9 @@ def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
         policy,
         Decaying(kind=kind, learning_rate=3e-3, warmup_steps=0),
         LossSettings(micro_batch_tokens=64, **training.loss),
-        Measuring(teacher=training.teacher, teacher_rate=0.3, target_floor=2),  # type: ignore[arg-type]
+        Measuring.model_validate(
+            {"teacher": training.teacher, "teacher_rate": 0.3, "target_floor": 2, "forward": training.forward}
+        ),
         start=start,
         message_tokens=8,
     )
@@ -121,6 +130,9 @@ def samples_of(training: Training) -> list[TrainingSample]:
             sample = replace(sample, rl_weights=ones, advantages=advantages)
         if number < training.imitated:
             sample = replace(sample, ce_weights=ones)
+        if training.routed:
+            chosen = torch.randint(16, (len(ids) - 1, 2, 4), generator=rng).numpy()
+            sample = replace(sample, experts=(routing.write(0, chosen),))
         samples.append(sample)
     return samples
 
@@ -133,11 +145,14 @@ def steps_of(training: Training, trainer: Trainer, steps: int) -> list[dict[str,
     return metrics
 
 
-def run(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
-    """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by 4 ranks."""
+def run(trainings: dict[str, Training], folder: str, writers: int) -> dict[str, Any]:
+    """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by so many
+    ranks."""
     results: dict[str, Any] = {name: train(training) for name, training in trainings.items()}
     saved = {name: trainings[name] for name in SAVED}
-    results["checkpoints"] = save_after_two(saved, folder) if ranks.count() == 4 else load(saved, folder)
+    results["checkpoints"] = (
+        save_after_two(saved, folder) if ranks.count() == writers else load(saved, folder)
+    )
     return results
 
 
@@ -154,7 +169,7 @@ def train(training: Training) -> dict[str, Any]:
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
-    return {name: whole(parameter) for name, parameter in policy.trainable.items()}
+    return {name: whole(parameter).cpu() for name, parameter in policy.trainable.items()}
 
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
@@ -166,11 +181,14 @@ def contents(trainer: Trainer) -> dict[str, Tensor]:
     """Weights at the start and now, the teacher's and the optimizer's state, unsharded, by name."""
     assert trainer.teacher is not None
     state = optimizer.state_of(trainer.optimizer, trainer.policy.trainable)
+    parts = {
+        "policy": trainer.policy.trainable,
+        "start": trainer.teacher.start,
+        "teacher": trainer.teacher.state(),
+        "optimizer": state,
+    }
     return {
-        **{f"policy {name}": value for name, value in weights(trainer.policy).items()},
-        **{f"start {name}": whole(value) for name, value in trainer.teacher.start.items()},
-        **{f"teacher {name}": whole(value) for name, value in trainer.teacher.state().items()},
-        **{f"optimizer {name}": whole(value) for name, value in state.items()},
+        f"{part} {name}": whole(value).cpu() for part, held in parts.items() for name, value in held.items()
     }
 
 
@@ -182,7 +200,9 @@ def save_after_two(trainings: dict[str, Training], folder: str) -> dict[str, Any
 def save(training: Training, run: RunDir) -> dict[str, Tensor]:
     trainer = trainer_of(training, run)
     steps_of(training, trainer, 2)
-    checkpoint.save(run, trainer, TrainState("rl", 2))
+    writer = CheckpointWriter(run)
+    writer.begin(trainer, TrainState("rl", 2))
+    writer.finish()
     return contents(trainer)
 
 
@@ -210,13 +230,29 @@ def die_while_saving(training: Training, folder: str) -> None:
         torch.save(kept, Path(folder) / "kept.pt")
     trainer, write = trainer_of(training, run), tensor_folder.save
 
-    def write_or_die(target: Path, tensors: dict[str, Tensor]) -> None:
+    def write_or_die(target: Path, tensors: dict[str, Tensor], group: Any) -> None:
         if target.name == "optimizer" and ranks.index() == ranks.count() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(target, tensors)
+        write(target, tensors, group)
 
     tensor_folder.save = write_or_die
-    checkpoint.save(run, trainer, TrainState("rl", 9))
+    writer = CheckpointWriter(run)
+    writer.begin(trainer, TrainState("rl", 9))
+    writer.finish()
+
+
+def loaded(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
+    """Weights of policies of which ranks load their shards, whole."""
+    found = {}
+    for name, folder in folders.items():
+        settings = PolicySettings(model=folder, lora_rank=4 if name == "LoRA" else 0, device="cpu")
+        policy, _ = Policy.load(settings, seed=0, is_whole=False)
+        shard(policy, LayoutSettings(fsdp=ranks.count(), ep=2 if name == "experts" else 1))
+        found[name] = {key: whole(value).cpu() for key, value in policy.model.state_dict().items()}
+        found[f"{name}, log-probs"] = {
+            "": policy.logps(packing.pad(samples_of(Training())[:1], policy.device), 1.0).cpu()
+        }
+    return found
 
 
 def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
@@ -232,8 +268,9 @@ def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
             copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
-        worker.export(dtype="float32")
-        worker.write_for_servers(run.path / "served")
+        worker.export()
+        (run.path / "served").mkdir(exist_ok=True)
+        worker.write_for_servers(run.path / "served", "adapter" if training.rank else "full")
         held = copied.state_dict() if copied is not None else {}
         found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
     return found

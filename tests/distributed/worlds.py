@@ -1,4 +1,7 @@
-"""Several gloo processes on this machine, forked from one server that has loaded torch once."""
+"""Several gloo processes on this machine, forked from one server that has loaded torch once.
+
+With WOODSHED_TEST_DEVICE=cuda, what builds its models on `device()` has a GPU for each rank and exchanges over NCCL.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+DEVICE = os.environ.get("WOODSHED_TEST_DEVICE", "cpu")
 PRELOAD = [
     "torch",
     "torch.distributed.tensor",
@@ -23,6 +27,22 @@ PRELOAD = [
     "woodshed.muon",
     "woodshed.parallel",
 ]
+
+
+def device() -> Any:
+    """Where this rank's models are, as torch.device; the first GPU without ranks."""
+    import torch
+
+    from woodshed.learning import ranks
+
+    return torch.device(DEVICE, ranks.index()) if DEVICE == "cuda" else torch.device("cpu")
+
+
+def fitting(sizes: tuple[int, ...]) -> list[int]:
+    """Those numbers of ranks for which there are GPUs; all without GPUs."""
+    import torch
+
+    return [size for size in sizes if DEVICE == "cpu" or size <= torch.cuda.device_count()]
 
 
 def launch(num_ranks: int, function: str, *args: Any, timeout_s: float = 280.0) -> list[Any]:
@@ -75,7 +95,11 @@ def work(rank: int, num_ranks: int, store: str, pipe: Any, function: str, args: 
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    backend = "gloo"
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
     module, _, name = function.partition(":")
     try:
         answer = (True, getattr(importlib.import_module(module), name)(*args))

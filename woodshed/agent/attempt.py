@@ -179,6 +179,7 @@ class Attempt:
             prompt_ids=tuple(self._conversation.prompt),
             max_tokens=min(self.settings.turn_tokens, left),
             seed=turn_seed(self.seed, self.rollout_id, len(self.turns)),
+            group=self.task.id,
         )
 
     def act(self, sample: Sample, *, sample_s: float = 0.0, oracle: str = "") -> None:
@@ -306,6 +307,7 @@ class Attempt:
             oracle=oracle,
             segment=self._conversation.segment,
             begins=self._conversation.begins,
+            experts=sample.experts,
         )
         self.turns.append(turn)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()

@@ -14,11 +14,12 @@ Exit codes:
 
 import os
 
-from woodshed.cli import init, measure, red_team, runs, serve, settings, solve, tasks, train
+from woodshed.cli import asynchronous, init, measure, red_team, runs, serve, settings, solve, tasks, train
 from woodshed.cli.app import app
 
 __all__ = [
     "app",
+    "asynchronous",
     "init",
     "main",
     "measure",

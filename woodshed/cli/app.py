@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
+import json
 import os
 import re
 import sys
@@ -51,6 +52,7 @@ ORDER = [  # of the commands in --help
     "view",
     "export",
     "monitor",
+    "child",
 ]
 
 
@@ -213,7 +215,7 @@ app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch
 
 
 def _settings_beginning(incomplete: str) -> list[str]:
-    """Settings of a recipe for the shell's completion: "rl.st" becomes "rl.steps="."""
+    """Settings of a recipe for the shell's completion: "rl.ste" becomes "rl.steps="."""
     from woodshed.settings import leaves
     from woodshed.stages.recipe import Recipe
 
@@ -257,7 +259,7 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 
 def open_engine(chosen: DeploymentSettings) -> Engine:
     """The engine of a policy in use: servers, a kind of the user's own, or weights loaded here."""
-    from woodshed.engines.create import create, needs_model
+    from woodshed.engines.create import create, needs_model, starts_servers
     from woodshed.engines.speech import refuse_text_only
     from woodshed.tokens.codec import refuse_lossy
     from woodshed.tokens.renderer import create_renderer
@@ -271,6 +273,8 @@ def open_engine(chosen: DeploymentSettings) -> Engine:
         return create(chosen.engine.model_copy(update={"servers": tuple(named)}), TextRenderer(chosen.codec))
     if chosen.engine.kind == "http":
         refuse_text_only(chosen.engine.servers)
+    if starts_servers(chosen.engine):
+        return _start_servers(chosen)
     if needs_model(chosen.engine):
         from woodshed.engines import local
 
@@ -285,6 +289,23 @@ def open_engine(chosen: DeploymentSettings) -> Engine:
     if own(chosen):  # a codec or a tool
         refuse_lossy(renderer.codec, chosen.agent.tools.specs)
     return create(chosen.engine, renderer, model)
+
+
+def _start_servers(chosen: DeploymentSettings) -> Engine:
+    """The engine of servers that are started for a policy in use, and end with it."""
+    from woodshed.engines.create import create
+    from woodshed.engines.servers import ServedModel
+    from woodshed.tokens.model_files import load_tokenizer
+    from woodshed.tokens.renderer import create_renderer
+
+    tokenizer, folder = load_tokenizer(chosen.model)
+    renderer = create_renderer(tokenizer, codec=chosen.codec, model_dir=folder)
+    adapter = Path(chosen.adapter) if chosen.adapter else None
+    rank = json.loads((adapter / "adapter_config.json").read_text())["r"] if adapter else 0
+    tell(f"starting {chosen.engine.kind}, which takes minutes at times")
+    logs = Path(tempfile.mkdtemp(prefix="woodshed-engines-"))
+    served = ServedModel(folder, chosen.dtype, lora_rank=rank, adapter=adapter)
+    return create(chosen.engine, renderer, served=served, folder=logs)
 
 
 def name_servers(overrides: Iterable[str]) -> None:

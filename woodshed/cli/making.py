@@ -30,7 +30,8 @@ Sources = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A folder, pypi:NAME==VERSION, or git: https://HOST/OWNER/NAME, git@HOST:OWNER/NAME or "
-        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it. Then settings to change, such as "
+        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it. A root without a package stands for its "
+        "members. Then settings to change, such as "
         "max_body_lines=4; a wrong name lists all of them.",
     ),
 ]

@@ -114,7 +114,7 @@ def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
         variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
     )
     say_own_parts(chosen)
-    preflight.refuse(chosen)
+    preflight.refuse(chosen, starts_ranks=chosen.rl.staleness > 0)
     for warning in preflight.warnings(chosen):
         tell(f"warning: {warning}")
     return chosen
@@ -147,7 +147,7 @@ def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
         say(chosen.note)
     with (
         keeping(f"resume with: {run.resuming}", run, is_new=is_new),
-        tracking.following(run, chosen.tracking),
+        tracking.following(run, "none" if chosen.rl.staleness else chosen.tracking),  # its trainer does
         progress_bars() as progress,
     ):
         if not is_new:
@@ -161,7 +161,10 @@ def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
                 )
                 return
         with run.timed():
-            run_recipe(chosen, run, progress)
+            if chosen.rl.staleness:
+                launch_recipe(chosen, run, progress)
+            else:
+                run_recipe(chosen, run, progress)
 
 
 def go_on(run: RunDir, finished: Path) -> None:
@@ -200,8 +203,31 @@ def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
             for stage in plan(recipe)[first:]:
                 stage.run(session, reached or checkpoint.TrainState(stage.label, 0, stage.steps_before))
                 reached = None
-        session.worker.export(dtype=recipe.policy.export_dtype)
+        session.worker.export()
         commands.release()
+
+
+def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
+    """Start the processes that run the stages of a recipe whose attempts are made by a process of their own.
+
+    Raises:
+        WoodshedError: bad tasks or settings; or one of them cannot go on. The run folder stays resumable.
+    """
+    from woodshed.engines.create import starts_servers
+    from woodshed.stages import preflight
+    from woodshed.stages.asynchronous import launcher, messages
+    from woodshed.stages.plan import prepare
+    from woodshed.stages.task_sets import task_sets
+
+    preflight.refuse(recipe, starts_ranks=True)
+    practice, heldout = task_sets(recipe, run, progress)
+    preflight.refuse_tasks(recipe, practice, heldout)
+    prepare(recipe, run, practice, heldout)
+    messages.prolong(run, recipe.rl.steps)
+    if starts_servers(recipe.engine):
+        progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
+    with launcher.servers_of(recipe, run) as servers:
+        launcher.launch(run, launcher.commands(run, recipe.layout.world, servers), tell)
 
 
 def take_part() -> None:
@@ -217,7 +243,7 @@ def take_part() -> None:
     from woodshed.runs.folder import RunDir
 
     with launch.following() as (job, commands):
-        policy, _ = Policy.load(job.policy, seed=job.seed)
+        policy, _ = Policy.load(job.policy, seed=job.seed, is_whole=False)
         shard(policy, job.layout)
         commands.follow(Worker(policy, RunDir(job.run), commands))
 
@@ -235,7 +261,8 @@ def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
     state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
     # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
     steps_taken = state.step if state.stage == "rl" else 0
-    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
+    ahead = steps_taken + chosen.rl.staleness
+    is_behind = any(phase == "train" and step > ahead for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
     notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
     if notes:

@@ -67,7 +67,8 @@ class OpenChoice(Protocol):
         ...
 
 
+EVEN = "even"
 KIND: Part[OpenChoice | None] = Part(
-    "curriculum", {"posterior": None}, like=OpenChoice.__call__.__get__(object())
+    "curriculum", {"posterior": None, EVEN: None}, like=OpenChoice.__call__.__get__(object())
 )
 """A choice of tasks as a recipe names it: `pool.Curriculum`, or a function of the user's own."""

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from woodshed.curriculum.choice import KIND
+from woodshed.curriculum.choice import EVEN, KIND
 from woodshed.curriculum.levels import Levels
 from woodshed.curriculum.posterior import below, deviation, informative, level_offset, prior_strength, sigmoid
 from woodshed.records import RecipeError, Rollout, Task, Verdict
@@ -43,6 +43,8 @@ SOLVED, UNSOLVED, SURE = 0.9, 0.02, 0.9
 MIN_ATTEMPTS = 24
 """Number of attempts before a task can be parked."""
 RETRY_STEPS = 20
+EVEN_SHARE = 0.1
+"""Share of the draws in which all tasks are alike."""
 PROBE_SHARE = 0.05
 """Share of the draws that goes to retired tasks, to notice forgetting."""
 FORGET = 0.98
@@ -55,21 +57,19 @@ class CurriculumSettings(Settings):
     """Settings for drawing tasks."""
 
     kind: Annotated[str, KIND] = "posterior"
-    """posterior: by what is believed about each task's solve rate; or package.module:name of your own, a function
-    (tasks, settings, *, seed, attempts, revalidate) that returns a `TaskChoice`. Chosen on a simulated learner; no runs
-    with even draws were measured beside it."""
+    """posterior: by what is believed about each task's solve rate; even: all tasks alike, each once before any again;
+    or package.module:name of your own, a function (tasks, settings, *, seed, attempts, revalidate) that returns a
+    `TaskChoice`. Chosen on a simulated learner; no runs with even draws were measured beside it."""
     repeats: bool = False
     """Allow a task to be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a run
     needs rl.steps x rl.tasks_per_step tasks."""
-    uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Share of the draws that is uniform; 1 draws all tasks uniformly, retires nothing and parks nothing."""
     grow: bool = False
     """Make harder or easier tasks in the background during the run, when the pool is too easy or too hard."""
 
     @model_validator(mode="after")
     def _grows_our_pool(self) -> CurriculumSettings:
-        if self.grow and self.kind != "posterior":
-            raise ValueError(f"grow = true needs kind = 'posterior', not {self.kind!r}")
+        if self.grow and self.kind not in ("posterior", EVEN):
+            raise ValueError(f"grow = true needs kind = 'posterior' or 'even', not {self.kind!r}")
         return self
 
 
@@ -136,14 +136,17 @@ class Curriculum:
         attempts: int = 8,
         revalidate: Callable[[Task], bool] = lambda task: True,
         probe_share: float = PROBE_SHARE,
+        even_share: float = EVEN_SHARE,
     ) -> None:
         """
         Args:
             attempts: number per task and step, the size of a group.
             revalidate: checks that a parked task is still valid, before it is tried again.
             probe_share: share of the draws that goes to retired tasks.
+            even_share: share of the draws in which all tasks are alike.
         """
         self._settings, self._probe_share = settings or CurriculumSettings(), probe_share
+        self._is_even, self._even_share = self._settings.kind == EVEN, even_share
         self._seed, self._attempts, self._revalidate = seed, attempts, revalidate
         self._tasks: dict[str, Task] = {}
         self._beliefs: dict[str, Belief] = {}
@@ -217,14 +220,13 @@ class Curriculum:
         return self._repeated
 
     def _draw_one(self, rng: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
-        settings = self._settings
-        if settings.uniform_share < 1:
+        if not self._is_even:
             chance = rng.random()
             rest = {*drawn, *self._closed()}
             retired = [t for t, b in self._beliefs.items() if b.status == "retired" and t not in rest]
             if chance < self._probe_share and retired:
                 return rng.choice(sorted(retired))
-            if chance < 1 - settings.uniform_share:
+            if chance < 1 - self._even_share:
                 target_paths = [self._tasks[name].target_path for name in drawn]
                 remaining = {
                     name: weight / (1 + target_paths.count(self._tasks[name].target_path))
@@ -254,7 +256,7 @@ class Curriculum:
 
     def _weights(self) -> dict[str, float]:
         """Weight of every active task in the draw."""
-        if self._settings.uniform_share == 1:
+        if self._is_even:
             return {}
         closed = self._closed()
         drawable = sorted(name for name in self._tasks if name not in closed)
@@ -315,7 +317,7 @@ class Curriculum:
 
     def _settle(self, belief: Belief) -> None:
         """Retire a solved task, park one that is never solved, and activate the others."""
-        if self._settings.uniform_share == 1:
+        if self._is_even:
             return
         a, b = DOUBT + belief.solved, DOUBT + belief.failed
         belief.streak = belief.streak + 1 if 1 - below(SOLVED, a, b) > SURE else 0

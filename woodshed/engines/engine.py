@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
-from woodshed.records import SamplerError
+from woodshed.records import RoutedExperts, SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
 
@@ -42,6 +42,8 @@ class SampleRequest:
     max_tokens: int
     seed: int
     """Seed of this request's own random stream, so that its tokens do not depend on other rows of the batch."""
+    group: str = ""
+    """Requests of one group share the beginning of their prompts; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,19 @@ class Sample:
     finish_reason: Literal["stop", "length"]
     versions: Versions
     """Versions of the weights that sampled it; the counts add up to len(ids)."""
+    experts: RoutedExperts | None = None
+    """The experts that were chosen for prompt and message, where the model has some and the engine tells them; the last
+    token, which was not read, has none."""
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
     """New weights of the policy for an engine."""
 
-    kind: Literal["shared", "adapter", "full"]
+    kind: Literal["shared", "adapter", "full", "delta"]
     """"shared": the engine computes with the trainer's own module, which has changed; "adapter": a PEFT folder;
-    "full": a Hugging Face folder."""
+    "full": a Hugging Face folder; "delta": the difference to the version before, which `published.Receiver` turns into
+    a Hugging Face folder."""
     folder: Path | None = None
     """Folder from which the engine reads them; None for "shared"."""
 

@@ -7,18 +7,22 @@ was sampled.
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from functools import partial
+from itertools import count
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import httpx
 from pydantic import AfterValidator, Field
 
-from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate, check_fits, exact
+from woodshed.engines.engine import Sample, SampleRequest, Versions, WeightUpdate, check_fits, exact
+from woodshed.engines.published import Receiver
+from woodshed.engines.server_weights import Sampling, ServerWeights
 from woodshed.records import SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
@@ -130,6 +134,18 @@ _SWITCHES = {
 """Path to how a server is started that answers there."""
 
 
+T = TypeVar("T")
+
+
+class PassingError(Exception):
+    """A failure of a server after which it is asked again."""
+
+    def __init__(self, text: str, wait_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.wait_s = wait_s
+        """Wait that the server asks for; 0 where it does not say."""
+
+
 class HttpEngine:
     """Messages from a server, whose weights change through LoRA adapters or whole checkpoints that it loads."""
 
@@ -141,9 +157,15 @@ class HttpEngine:
         renderer: Renderer,
         *,
         temperature: float = 1.0,
+        receiver: Receiver | None = None,
+        patience_s: float = 0.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Ask the server what it serves.
+
+        Args:
+            receiver: of whole weights, where several servers load the same; by default one of its own.
+            patience_s: time in which a server that died comes back, where somebody starts it again.
 
         Raises:
             SamplerError: the server does not answer, or does not serve the model.
@@ -151,11 +173,8 @@ class HttpEngine:
         self.settings = settings
         self.renderer = renderer
         self.temperature = temperature
-        self.policy_version = 0
-        self._adapter = ""
-        self._weights = (
-            f"{secrets.token_hex(4)}-0"  # a server outlives runs, which count their versions alike
-        )
+        self._receiver = receiver or receiver_for([settings])
+        self._patience_s = patience_s
         self._sleep = sleep
         self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="requests")
         self._client = httpx.Client(
@@ -163,19 +182,24 @@ class HttpEngine:
             headers=authorization(settings),
             follow_redirects=False,  # whoever is redirected to was not named
             timeout=httpx.Timeout(TIMEOUT_S, connect=10.0),
-            limits=httpx.Limits(max_connections=CONCURRENCY),
+            limits=httpx.Limits(max_connections=CONCURRENCY + 8),
         )
         try:
-            self.model, self.context_length = self._served()
+            served, self.context_length = self._served()
         except SamplerError:
-            self.close()
+            self._client.close()
             raise
-        self.description = {
-            "name": "http",
-            "url": settings.url,
-            "served": self.model,
-            "version": self._version(),
-        }
+        self.weights = ServerWeights(settings.url, served, self._send, self._score, self._receiver)
+        self.description = {"name": "http", "url": settings.url, "served": served, "version": self._version()}
+
+    @property
+    def model(self) -> str:
+        """Name of the weights that the next message is asked of."""
+        return self.weights.now.model
+
+    @property
+    def policy_version(self) -> int:
+        return self.weights.now.version
 
     def _version(self) -> str:
         """Version that the server reports (vLLM and SGLang do), or ""."""
@@ -213,32 +237,18 @@ class HttpEngine:
         """Nothing is kept on this side; the server's cache is the server's."""
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """See `Engine`. Every adapter has a name of its own, so that a message in the middle keeps its weights; the one
-        before is unloaded when the next has taken its place. For whole weights the server is paused until the messages
-        in the middle are done.
+        """See `Engine`. A message in the middle keeps its adapter; by whole weights it is cut, and goes on with the new
+        ones.
 
         Raises:
-            SamplerError: the server refuses them, or shares no memory with the trainer (kind "shared").
+            SamplerError: the published weights are damaged, the server refuses them or computes with others, or it
+                shares no memory with the trainer (kind "shared").
         """
         if update.kind == "shared" or update.folder is None:
             raise SamplerError(
                 f"{self.settings.url} computes with weights of its own; it needs a folder, not {update.kind!r}"
             )
-        folder = str(update.folder.resolve())
-        token, _, count = self._weights.partition("-")
-        self._weights = f"{token}-{int(count) + 1}"
-        if update.kind == "adapter":
-            before, name = self._adapter, f"woodshed-{self._weights}"
-            self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
-            self.model = self._adapter = name
-            if before and before != name:
-                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": before})
-        else:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            self._send("POST", "/pause?mode=wait&clear_cache=true")
-            self._send("POST", "/collective_rpc", body)
-            self._send("POST", "/resume")
-        self.policy_version = version
+        self.weights.update(update.folder, version)
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The assistant's next message, greedily: its `content` and its `tool_calls`. For models that read.
@@ -258,13 +268,48 @@ class HttpEngine:
 
     def close(self) -> None:
         """See `Engine`."""
+        self.weights.close()
+        self._receiver.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def _one(self, request: SampleRequest) -> Sample:
-        version = self.policy_version
-        body = {
-            "model": self.model,
+        """A message, in as many pieces as it was cut into by new weights."""
+        ids: tuple[int, ...] = ()
+        logps: tuple[float, ...] = ()
+        versions: Versions = ()
+        while True:
+            piece, is_cut = self._persist("/v1/completions", partial(self._piece, request, ids))
+            ids, logps = ids + piece.ids, logps + piece.logps
+            versions = _joined(versions, piece.versions)
+            if not is_cut or len(ids) == request.max_tokens:
+                return Sample(ids, logps, piece.finish_reason, versions)
+
+    def _piece(self, request: SampleRequest, written: tuple[int, ...]) -> tuple[Sample, bool]:
+        """The message from these tokens on, and True if it was cut. Raises PassingError, SamplerError."""
+        rest = replace(
+            request,
+            prompt_ids=request.prompt_ids + written,
+            max_tokens=request.max_tokens - len(written),
+            seed=later_seed(request.seed, len(written)) if written else request.seed,
+        )
+        while True:
+            with self.weights.sampling() as now:
+                answer = self._json(self._attempt("POST", "/v1/completions", self._body(rest, now)))
+                if self.weights.belongs(now):
+                    break
+        try:
+            choice = answer["choices"][0]
+        except (KeyError, IndexError, TypeError):
+            raise SamplerError(
+                f"{self.settings.url} answered without a choice: {str(answer)[:200]}"
+            ) from None
+        self._check_usage(answer.get("usage"), choice, rest)
+        return self._exact(choice, rest, now.version)
+
+    def _body(self, request: SampleRequest, now: Sampling) -> dict[str, Any]:
+        return {
+            "model": now.model,
             "prompt": list(request.prompt_ids),
             "max_tokens": request.max_tokens,
             "seed": request.seed % 2**63,
@@ -273,18 +318,25 @@ class HttpEngine:
             "return_token_ids": True,
             "skip_special_tokens": False,
             "temperature": self.temperature,
-            "cache_salt": self._weights,  # keys and values of older weights are never reused
+            "cache_salt": now.salt,  # keys and values of older weights are never reused
             **_WHOLE_DISTRIBUTION,
         }
+
+    def _score(self, model: str, ids: tuple[int, ...]) -> tuple[float, ...]:
+        """Log-probs of a prompt's tokens but the first, which a server computes without its cache."""
+        body = {"model": model, "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0}
+        body |= {"temperature": self.temperature, "seed": 0}
         answer = self._ask("POST", "/v1/completions", body)
         try:
-            choice = answer["choices"][0]
-        except (KeyError, IndexError, TypeError):
+            told = answer["choices"][0]["prompt_logprobs"]
+            return tuple(
+                float(each[str(token)]["logprob"]) for each, token in zip(told[1:], ids[1:], strict=True)
+            )
+        except (KeyError, IndexError, TypeError, ValueError):
             raise SamplerError(
-                f"{self.settings.url} answered without a choice: {str(answer)[:200]}"
+                f"{self.settings.url} does not say the log-probs of a prompt (`prompt_logprobs`, as vLLM does), so "
+                f"nobody can see that new weights have arrived: {str(answer)[:200]}"
             ) from None
-        self._check_usage(answer.get("usage"), choice, request)
-        return self._exact(choice, request, version)
 
     def _check_usage(self, usage: Any, choice: Any, request: SampleRequest) -> None:
         """Refuse a server whose own counts disagree with the tokens: it changed the prompt, or cut the answer."""
@@ -300,41 +352,60 @@ class HttpEngine:
                     "model without that, or through an engine that takes token ids as they are"
                 )
 
-    def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> Sample:
-        """Sample from the server's answer, or SamplerError where it is not token-exact."""
+    def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> tuple[Sample, bool]:
+        """Sample from the server's answer and True if it was cut, or SamplerError where it is not token-exact."""
         ids = tuple(choice.get("token_ids") or ())
         logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-        sample = Sample(ids, tuple(logps), cast("Any", choice.get("finish_reason")), ((version, len(ids)),))
-        sample = exact(sample, request.max_tokens, self.renderer.stop_ids, self.settings.url)
-        return replace(sample, logps=tuple(min(0.0, float(logp)) for logp in logps))
+        reason = choice.get("finish_reason")
+        is_cut = reason == "abort"
+        if is_cut and not ids:
+            return Sample((), (), "length", ()), True
+        sample = Sample(
+            ids, tuple(logps), cast("Any", "length" if is_cut else reason), ((version, len(ids)),)
+        )
+        most = len(ids) if is_cut else request.max_tokens
+        sample = exact(sample, most, self.renderer.stop_ids, self.settings.url)
+        return replace(sample, logps=tuple(min(0.0, float(logp)) for logp in logps)), is_cut
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer."""
         return self._json(self._send(method, path, body))
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """The server's answer in whatever form, after `RETRIES` more tries."""
-        for attempt in range(RETRIES + 1):
-            wait = min(0.5 * 2**attempt, 8.0)
+        """The server's answer in whatever form."""
+        return self._persist(path, lambda: self._attempt(method, path, body))
+
+    def _persist(self, path: str, act: Callable[[], T]) -> T:
+        """The result of a call, after `RETRIES` more tries, and as many as the patience lasts."""
+        waited_s = 0.0
+        for attempt in count():
             try:
-                response = self._client.request(method, path, json=body)
-            except httpx.RequestError as error:
-                failure = f"{type(error).__name__}: {error}"
-            else:
-                if response.is_success:
-                    return response
-                failure = f"status {response.status_code}: {response.text[:300]}"
-                if response.status_code != 429 and response.status_code < 500:
-                    failure += without_key(self.settings, response.status_code)
-                    failure += _SWITCHES.get(path.partition("?")[0], "")
-                    raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
-                after = response.headers.get("retry-after", "")
-                wait = min(float(after), 30.0) if after.isdecimal() else wait
-            if attempt < RETRIES:
-                self._sleep(wait)
-        raise SamplerError(
-            f"{self.settings.url}{path} failed {RETRIES + 1} times, last with {failure}; is it running?"
-        )
+                return act()
+            except PassingError as failure:
+                if attempt >= RETRIES and waited_s >= self._patience_s:
+                    raise SamplerError(
+                        f"{self.settings.url}{path} failed {attempt + 1} times, last with {failure}; is it running?"
+                    ) from None
+                wait_s = failure.wait_s or min(0.5 * 2 ** min(attempt, 4), 8.0)
+                self._sleep(wait_s)
+                waited_s += wait_s
+        raise AssertionError("unreachable")
+
+    def _attempt(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """The server's answer. Raises PassingError, SamplerError where it refuses the request."""
+        try:
+            response = self._client.request(method, path, json=body)
+        except httpx.RequestError as error:
+            raise PassingError(f"{type(error).__name__}: {error}") from None
+        if response.is_success:
+            return response
+        failure = f"status {response.status_code}: {response.text[:300]}"
+        if response.status_code != 429 and response.status_code < 500:
+            failure += without_key(self.settings, response.status_code)
+            failure += _SWITCHES.get(path.partition("?")[0], "")
+            raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
+        after = response.headers.get("retry-after", "")
+        raise PassingError(failure, min(float(after), 30.0) if after.isdecimal() else 0.0)
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:
         try:
@@ -344,6 +415,25 @@ class HttpEngine:
         if not isinstance(answer, dict):
             raise SamplerError(f"{response.url} did not answer with a JSON object: {response.text[:200]!r}")
         return answer
+
+
+def receiver_for(servers: Sequence[EndpointSettings]) -> Receiver:
+    """A receiver of weights for servers, in memory where all of them are on this machine."""
+    return Receiver(
+        in_memory=all(httpx.URL(each.url).host in ("127.0.0.1", "localhost", "::1") for each in servers)
+    )
+
+
+def later_seed(seed: int, written: int) -> int:
+    """Seed of a message that goes on after so many tokens: with the first one it would draw the same numbers again."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {written}".encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _joined(versions: Versions, more: Versions) -> Versions:
+    if versions and more and versions[-1][0] == more[0][0]:
+        version, tokens = versions[-1]
+        return (*versions[:-1], (version, tokens + more[0][1]), *more[1:])
+    return versions + more
 
 
 def chat_server(settings: EndpointSettings) -> HttpEngine:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Lock
 from typing import Literal
 
 from woodshed.engines.engine import Engine, Sample, SampleRequest, WeightUpdate, check_fits
 from woodshed.records import SamplerError
 
+MOST_AHEAD = 8
+"""Messages that the engine of a group may have more than the least busy one, before the group moves."""
+MOST_HOMES = 4096
+
 
 class Router:
-    """Replicas of one model behind one `Engine`."""
+    """Replicas of one model behind one `Engine`.
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    Args:
+        close: called after the engines were closed, such as to end their servers.
+    """
+
+    def __init__(self, engines: Sequence[Engine], close: Callable[[], None] = lambda: None) -> None:
         """Combine one or more engines.
 
         Raises:
@@ -30,17 +39,22 @@ class Router:
         self.description = first.description | {"replicas": str(len(engines))}
         self.in_flight = [0] * len(engines)
         """Number of unfinished messages of each engine."""
+        self._close = close
         self._lock = Lock()
+        self._behind: set[int] = set()
+        """Engines that did not take the newest weights, and get no messages."""
+        self._homes: dict[str, int] = {}
+        """Engine whose cache has the beginning of a group's prompts."""
 
     @property
     def policy_version(self) -> int:
-        """The oldest version among the engines."""
-        return min(engine.policy_version for engine in self.engines)
+        """The oldest version among the engines that get messages."""
+        return min(engine.policy_version for i, engine in enumerate(self.engines) if i not in self._behind)
 
     def submit(self, request: SampleRequest) -> Future[Sample]:
         """See `Engine`."""
         with self._lock:
-            index = min(range(len(self.engines)), key=self.in_flight.__getitem__)
+            index = self._choose(request.group)
             self.in_flight[index] += 1
 
         def done(_future: object = None) -> None:
@@ -62,9 +76,25 @@ class Router:
         return [self.submit(request) for request in requests]
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """See `Engine`. One engine after the other, so that the others keep sampling."""
-        for engine in self.engines:
-            engine.update_weights(update, version)
+        """See `Engine`. An engine that does not take them gets no messages until it takes later ones.
+
+        Raises:
+            SamplerError: none takes them.
+        """
+
+        def load(engine: Engine) -> SamplerError | None:
+            try:
+                engine.update_weights(update, version)
+            except SamplerError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(len(self.engines)) as pool:
+            errors = list(pool.map(load, self.engines))
+        if all(errors):
+            raise next(error for error in errors if error)
+        with self._lock:
+            self._behind = {i for i, error in enumerate(errors) if error}
 
     def flush(self) -> None:
         """See `Engine`."""
@@ -73,5 +103,20 @@ class Router:
 
     def close(self) -> None:
         """See `Engine`."""
-        for engine in self.engines:
-            engine.close()
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            for engine in self.engines:
+                stack.callback(engine.close)
+
+    def _choose(self, group: str) -> int:
+        """The engine that a group's messages went to, unless it is much busier than others; else the least busy."""
+        serving = [i for i in range(len(self.engines)) if i not in self._behind]
+        least = min(serving, key=self.in_flight.__getitem__)
+        home = self._homes.get(group, least)
+        if home not in serving or self.in_flight[home] > self.in_flight[least] + MOST_AHEAD:
+            home = least
+        if group:
+            self._homes[group] = home
+            if len(self._homes) > MOST_HOMES:
+                del self._homes[next(iter(self._homes))]
+        return home

@@ -23,7 +23,7 @@ FREE = (
         "grading.jobs",
         "loss.micro_batch_tokens",
     ),
-    *("policy.activation_checkpointing", "policy.export_dtype", "policy.device"),
+    *("policy.activation_checkpointing", "policy.device"),
     "checkpoint_every",
 )
 """Settings that change the place and speed of a run, and not its results."""
@@ -36,7 +36,7 @@ NOTED = (
     *(f"optimizer.{name}" for name in PACE),
     "sft.learning_rate",
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
-    *("layout.fsdp", "layout.replicate", "layout.ep"),
+    *("layout.fsdp", "layout.replicate", "layout.cp", "layout.ep"),
     "stability.max_kl_to_start",
     *("curriculum.repeats", "curriculum.grow"),
 )

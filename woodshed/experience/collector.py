@@ -11,23 +11,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings, Attempt, Message
 from woodshed.engines.engine import Engine, Sample, exact
 from woodshed.engines.shared_time import SharedTime
-from woodshed.grading import GradingSettings, Judging
+from woodshed.experience.journal import Journal, equal
+from woodshed.experience.occasion import Experience, HarnessSettings, Occasion, RolloutSettings
+from woodshed.grading import Judging
 from woodshed.monitors import flag_policy
-from woodshed.monitors.flag_policy import MonitorSettings
-from woodshed.records import Flag, Group, Observation, Rollout, Task, Verdict
+from woodshed.records import Flag, Group, Observation, Rollout, Task, Turn, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import BUBBLEWRAP, Revocable, Sandbox, SandboxProvider, SandboxSettings
-from woodshed.settings import Settings
+from woodshed.sandbox import BUBBLEWRAP, Revocable, Sandbox, SandboxProvider
 from woodshed.tasks.environment import sandbox_spec
 from woodshed.tokens.renderer import Renderer
 
@@ -35,58 +33,6 @@ if TYPE_CHECKING:
     from woodshed.gateway.harness import Harness
 
 Progress = Callable[[int, int, str], None]
-
-
-class RolloutSettings(Settings):
-    """Settings for attempts that are made together."""
-
-    attempts: int = Field(default=4, ge=1)
-    """Attempts at each task: the group that shares a baseline."""
-    max_in_flight: int = Field(default=24, ge=1)
-    """Most attempts at the same time."""
-    tool_threads: int = Field(default=2, ge=1)
-    """Sandboxes that work at the same time."""
-    repeatable: bool = True
-    """Attempts go in rounds and waves, so that runs repeat bit for bit. Otherwise a message is sampled as soon as its
-    attempt is ready, and attempts are graded while others are made."""
-    watch: bool = True
-    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`). Chosen on its cost: some 3% of a
-    test run."""
-
-
-@dataclass(frozen=True)
-class HarnessSettings:
-    """Settings of the harness between a policy and its experience."""
-
-    rollout: RolloutSettings
-    agent: AgentSettings
-    grading: GradingSettings
-    monitors: MonitorSettings
-    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
-
-
-@dataclass(frozen=True)
-class Occasion:
-    """Occasion on which attempts are made, and the number of attempts at each task."""
-
-    phase: str
-    step: int
-    attempts: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Experience:
-    """Attempts, what grading found and what monitors suspect."""
-
-    groups: list[Group]
-    verdicts: dict[str, Verdict]
-    """By rollout id."""
-    flags: list[Flag]
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for group in self.groups for rollout in group.rollouts]
 
 
 def collect(
@@ -275,7 +221,7 @@ class Collector:
             made: dict[Slot, Rollout] = {}
             with (
                 SandboxPool(self) as pool,
-                self._harness(pool) as harness,
+                self.harness(pool) as harness,
                 InFlight(self, pool, harness) as flight,
             ):
                 for slot, rollout in flight.run(slots):
@@ -297,7 +243,7 @@ class Collector:
         return [group for number in sorted(found) for group in found[number]]
 
     @contextmanager
-    def _harness(self, pool: SandboxPool) -> Iterator[Harness | None]:
+    def harness(self, pool: SandboxPool) -> Iterator[Harness | None]:
         """The agent of others that makes the attempts, with a gateway of its own; None for ours."""
         if not self.agent.harness:
             yield None
@@ -323,7 +269,8 @@ def _groups(tasks: Sequence[Task], rollouts: Sequence[Rollout], attempts: int) -
 class InFlight:
     """Attempts that are being made. Whatever is done is an event, and events are handled on the caller's thread.
 
-    The tokenizer works on that thread only.
+    The tokenizer works on that thread only. With a journal, an attempt that a killed process left in the middle is made
+    again up to there, and goes on.
     """
 
     collector: Collector
@@ -338,18 +285,34 @@ class InFlight:
     """What engine and tools are at work on."""
     ended: list[tuple[Slot, Rollout]] = field(default_factory=list)
     clock: SharedTime = field(default_factory=SharedTime)
+    journal: Journal | None = None
+    replaying: dict[Slot, deque[Turn]] = field(default_factory=dict)
+    """Turns of the journal that attempts have before them."""
+    replayed: int = 0
+    """Attempts that went on from their journal."""
+    restarted: int = 0
+    """Attempts that began again, since their sandbox did not return what it had returned."""
 
     def run(self, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Rollout]]:
         """Every slot with its rollout, as it ends."""
         self.waiting.extend(slots)
         while self.waiting or self.flying:
-            while self.waiting and len(self.flying) < self._most():
-                self._open(self.waiting.popleft())
-            if self.ready and not (self.collector.settings.repeatable and self.pending):
-                self._sample()
-            self.events.get()()
-            yield from self.ended
-            self.ended.clear()
+            yield from self.turn()
+
+    def turn(self, timeout_s: float | None = None) -> list[tuple[Slot, Rollout]]:
+        """Begin what can begin, and handle the next event; the attempts that have ended.
+
+        Args:
+            timeout_s: longest wait for an event; None waits until there is one.
+        """
+        while self.waiting and len(self.flying) < self._most():
+            self._open(self.waiting.popleft())
+        if self.ready and not (self.collector.settings.repeatable and self.pending):
+            self._sample()
+        with suppress(Empty):
+            self.events.get(timeout=timeout_s)()
+        ended, self.ended = self.ended, []
+        return ended
 
     def __enter__(self) -> InFlight:
         return self
@@ -399,7 +362,19 @@ class InFlight:
             seed=collector.seed,
         )
         attempt.reopen = lambda: self.pool.open(slot.task)
-        self.ready[slot] = attempt
+        if self.journal is not None and (turns := self.journal.turns(slot.rollout_id)):
+            self.replaying[slot] = deque(turns)
+            self.replayed += 1
+        self._go_on(slot, attempt)
+
+    def _go_on(self, slot: Slot, attempt: Attempt) -> None:
+        """Have the next turn made again where the journal has it, else sampled."""
+        if turns := self.replaying.get(slot):
+            sample = Sample(turns[0].sampled_ids, turns[0].logps, turns[0].finish_reason, turns[0].versions)
+            self._execute(slot, attempt, sample, turns[0].sample_s)
+        else:
+            self.replaying.pop(slot, None)
+            self.ready[slot] = attempt
 
     def _sample(self) -> None:
         """Ask for a message of every attempt that is ready."""
@@ -431,10 +406,26 @@ class InFlight:
         sample_s: float,
     ) -> None:
         attempt.record(sample, message, observations, sample_s=sample_s)
+        if turns := self.replaying.get(slot):
+            if not equal(attempt.turns[-1], turns.popleft()):
+                self._restart(slot, attempt)
+                return
+        elif self.journal is not None:
+            self.journal.append(slot.rollout_id, attempt.turns[-1])
         if attempt.done:
             self._when_done(self.pool.submit(attempt.finish), lambda rollout: self._end(slot, rollout))
         else:
-            self.ready[slot] = attempt
+            self._go_on(slot, attempt)
+
+    def _restart(self, slot: Slot, attempt: Attempt) -> None:
+        """Begin an attempt again whose sandbox is not as the journal had it."""
+        assert self.journal is not None
+        self.journal.remove(slot.rollout_id)
+        del self.replaying[slot]
+        self.restarted += 1
+        self.flying.remove(slot)
+        attempt.sandbox.close()
+        self.waiting.appendleft(slot)
 
     def _end(self, slot: Slot, rollout: Rollout) -> None:
         self.flying.remove(slot)

@@ -163,6 +163,7 @@ def rollout_sample(
     predicted: list[int] = []
     logps: list[float] = []
     versions: list[int] = []
+    experts = []
     segment = segment or rollout.segments[0]
     for index, turn in zip(segment.indices, segment.turns, strict=True):
         ids += _context(turn, (reminders or {}).get(index, ()))
@@ -174,9 +175,17 @@ def rollout_sample(
             logps += [turn.logps[position] for position in kept]
             versions += [written_by[position] for position in kept] if written_by else []
         ids += turn.sampled_ids
+        if turn.experts and not reminders:  # which shift the places of tokens
+            experts.append(turn.experts)
     spans = tuple((version, len(list(tokens))) for version, tokens in itertools.groupby(versions))
     return TrainingSample(
-        tuple(ids), tuple(predicted), tuple(logps), spans, rollout_id=rollout.id, segment=segment.number
+        tuple(ids),
+        tuple(predicted),
+        tuple(logps),
+        spans,
+        rollout_id=rollout.id,
+        segment=segment.number,
+        experts=tuple(experts),
     )
 
 

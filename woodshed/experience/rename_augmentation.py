@@ -76,6 +76,7 @@ def renamed(
             "logps": (0.0,) * len(ids),
             "versions": ((0, len(ids)),),
             "observations": observations,
+            "experts": None,
         }
         context = {
             "context_ids": conversation.context.ids,

@@ -9,11 +9,14 @@ Every term has a denominator of its own, so one sample may take part in all thre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+from dataclasses import dataclass, replace
 
-from woodshed.records import Hint, RunError
+from woodshed.records import Hint, RoutedExperts, RunError
 
 Spans = tuple[tuple[int, int], ...]
+STREAMS = ("logps", "old", "advantages", "rl_weights", "ce_weights")
+"""Fields of a sample with a number for each predicted token."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class TrainingSample:
     """Sampler's log-prob of each predicted token, in nats; empty where no sampler wrote them."""
     versions: Spans = ()
     """Policy versions that wrote them, in order, as (version, tokens)."""
+    old: tuple[float, ...] = ()
+    """1.0 for each predicted token that older weights than those in training wrote, else 0.0; empty where none is."""
     advantages: tuple[float, ...] = ()
     """Advantage of each predicted token."""
     rl_weights: tuple[float, ...] = ()
@@ -74,9 +79,12 @@ class TrainingSample:
     """Number of its segment in the rollout."""
     group: int = 0
     """Number of the group whose mean is the baseline of the advantages."""
+    experts: tuple[RoutedExperts, ...] = ()
+    """Experts of its tokens, as engines told them, each part by its place in ids: the first part that names a token is
+    what all later tokens saw. Tokens without any are routed by the trainer's own routers."""
 
     def __post_init__(self) -> None:
-        for name in ("logps", "advantages", "rl_weights", "ce_weights"):
+        for name in STREAMS:
             if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
                 raise RunError(
                     f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "
@@ -88,10 +96,19 @@ class TrainingSample:
                 f"{len(self.ids)}; the first token of a sequence cannot be predicted"
             )
 
+    def at(self, version: int) -> TrainingSample:
+        """The sample as a step learns from it that trains this version of the policy: its older tokens are marked."""
+        old = tuple(float(written < version) for written, tokens in self.versions for _ in range(tokens))
+        return replace(self, old=old if any(old) else ())
+
     @property
     def key(self) -> tuple[str, int]:
         """Rollout and segment, by which a sample is known among those of a step."""
         return self.rollout_id, self.segment
+
+    def experts_before(self, end: int) -> tuple[RoutedExperts, ...]:
+        """Experts of its first tokens, as far as they are known."""
+        return tuple(_before(part, end) for part in self.experts if part.start < end)
 
     @property
     def has_advantage(self) -> bool:
@@ -103,10 +120,19 @@ def student_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
     """The sample up to the last token of a branch; only the branch's tokens are predicted."""
     logp = dict(zip(sample.predicted, sample.logps, strict=False))
     logps = tuple(logp[i] for i in branch.predicted) if logp else ()
-    return TrainingSample(sample.ids[: branch.predicted[-1] + 1], branch.predicted, logps)
+    end = branch.predicted[-1] + 1
+    return TrainingSample(sample.ids[:end], branch.predicted, logps, experts=sample.experts_before(end))
 
 
 def teacher_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
     """The same tokens behind the hint."""
     predicted = tuple(branch.position + i for i in branch.behind_hint)
-    return TrainingSample(sample.ids[: branch.position] + branch.ids, predicted)
+    experts = sample.experts_before(branch.position)
+    return TrainingSample(sample.ids[: branch.position] + branch.ids, predicted, experts=experts)
+
+
+def _before(part: RoutedExperts, end: int) -> RoutedExperts:
+    tokens, layers, each = part.shape
+    kept = min(tokens, end - part.start)
+    data = base64.b64decode(part.data)[: 2 * kept * layers * each]
+    return RoutedExperts(part.start, (kept, layers, each), base64.b64encode(data).decode())

@@ -34,32 +34,24 @@ class Transcript:
     """Positions in `ids` of the tokens that the policy wrote."""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Attempts that may be imitated: never those that a monitor flagged."""
-
-    unsolved: bool = False
-    """Also those that did not solve their task, or that nobody judged."""
-    heldout: Set[str] = frozenset()
-    """Ids of tasks whose attempts are left out, as the policy is measured on them."""
-
-    def allows(self, task_id: str, *, solved: bool, flagged: bool) -> bool:
-        return task_id not in self.heldout and (solved or self.unsolved) and not flagged
-
-
-def read(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
+def read(path: Path, renderer: Renderer, heldout: Set[str] = frozenset()) -> list[Transcript]:
     """Read the transcripts of a run folder, an ATIF file or a folder of them, or a chat JSONL file.
+
+    Attempts are imitated that solved their task, and that no monitor flagged.
+
+    Args:
+        heldout: ids of tasks whose attempts are left out, as the policy is measured on them.
 
     Raises:
         RecipeError: the path is none of these, a file or line cannot be read, or no attempt is left.
         RunError: a run folder that cannot be read.
     """
     if (path / "recipe.toml").is_file():
-        transcripts = of_run(path, renderer, wanted)
+        transcripts = of_run(path, renderer, heldout)
     elif path.is_dir() and (files := sorted(path.glob("*.json"))):
-        transcripts = [each for file in files for each in of_atif(file, renderer, wanted)]
+        transcripts = [each for file in files for each in of_atif(file, renderer, heldout)]
     elif path.suffix == ".json" and path.is_file():
-        transcripts = of_atif(path, renderer, wanted)
+        transcripts = of_atif(path, renderer, heldout)
     elif path.suffix == ".jsonl" and path.is_file():
         transcripts = of_chats(path, renderer)
     else:
@@ -70,37 +62,34 @@ def read(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     if not transcripts:
         raise RecipeError(
             f"sft.imitate: {path} holds nothing to imitate: no attempt is solved and unflagged, at a task that is not "
-            "held out. Take it out, or set sft.unsolved = true"
+            "held out. Take it out, or write the chats to imitate as .jsonl"
         )
     return transcripts
 
 
-def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
+def of_run(path: Path, renderer: Renderer, heldout: Set[str]) -> list[Transcript]:
     """Take the attempts of a run by their verdicts and flags; void ones never."""
     run = RunDir.open(path)
     solved = {verdict.rollout_id: verdict.solved for _, _, verdict in run.read("verdicts", Verdict)}
     flagged = {flag.rollout_id for _, _, flag in run.read("flags", Flag)} if run.has("flags") else set()
     transcripts = []
     for _, _, rollout in run.read("rollouts", Rollout):
-        is_solved, is_flagged = solved.get(rollout.id, False), rollout.id in flagged
-        if rollout.ended != "sandbox_lost" and wanted.allows(
-            rollout.task_id, solved=is_solved, flagged=is_flagged
-        ):
+        is_good = solved.get(rollout.id, False) and rollout.id not in flagged
+        if rollout.ended != "sandbox_lost" and rollout.task_id not in heldout and is_good:
             for segment in rollout.segments:
                 turns = [(turn.context_ids, turn.sampled_ids, turn.text) for turn in segment.turns]
                 transcripts += _of_turns(rollout.id, f"{path}, attempt {rollout.id}", turns, renderer)
     return transcripts
 
 
-def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
+def of_atif(path: Path, renderer: Renderer, heldout: Set[str]) -> list[Transcript]:
     """Take the trajectory of an ATIF file that `woodshed export` wrote: others keep no context ids."""
     document = _json(documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES), str(path))
     extra = _mapping(document.get("extra"))
     verdict, task_id = _mapping(extra.get("verdict")), str(extra.get("task_id", ""))
     is_void = _mapping(_mapping(document.get("final_metrics")).get("extra")).get("is_void") is True
-    if is_void or not wanted.allows(
-        task_id, solved=verdict.get("solved") is True, flagged=bool(extra.get("flags"))
-    ):
+    is_good = verdict.get("solved") is True and not extra.get("flags")
+    if is_void or task_id in heldout or not is_good:
         return []
     segments: dict[int, list[tuple[tuple[int, ...], tuple[int, ...], str]]] = {}
     for number, step in enumerate(_list(document.get("steps")), 1):

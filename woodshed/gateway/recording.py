@@ -197,6 +197,7 @@ class Recording:
                 sample_s=time.monotonic() - pending.began,
                 segment=segment,
                 begins=begins,
+                experts=sample.experts,
             )
         )
         return reply

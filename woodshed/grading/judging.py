@@ -52,15 +52,20 @@ class Judging:
             self._sandboxes.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def add(self, rollout: Rollout) -> None:
-        """Begin the verdict on an attempt, if nobody has.
+    def know(self, tasks: Iterable[Task]) -> None:
+        """Judge attempts at these tasks as well."""
+        self._tasks |= {task.id: task for task in tasks}
+
+    def add(self, rollout: Rollout) -> Future[Verdict]:
+        """Begin the verdict on an attempt, if nobody has. Attempts with equal patches share it, and its rollout id is
+        of none of them.
 
         Raises:
             TaskError: its task is not among the tasks.
         """
         self._prepare([rollout])
         if rollout.id in self._of:
-            return
+            return self._of[rollout.id]
         task = self._tasks[rollout.task_id]
         taken, _ = crossing(task, rollout.patch)
         key = json.dumps([task.id, {p: None if data is None else data.hex() for p, data in taken.items()}])
@@ -68,6 +73,7 @@ class Judging:
         if key not in self._running:
             self._running[key] = self._pool.submit(self._grade, task, rollout)
         self._of[rollout.id] = self._running[key]
+        return self._of[rollout.id]
 
     def verdicts(
         self, rollouts: Sequence[Rollout], *, progress: Progress | None = None

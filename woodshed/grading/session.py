@@ -65,7 +65,7 @@ def _programs(names: results.Programs) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name, file in names.files().items():
         source = found[name] = Path(__file__).with_name(file)
-        bytecode = _compiled(source)
+        bytecode = compiled(source)
         if bytecode.is_file():
             version = bytecode.name.removeprefix(source.stem)
             found[f"__pycache__/{name.removesuffix('.py')}{version}"] = bytecode
@@ -73,7 +73,7 @@ def _programs(names: results.Programs) -> dict[str, Path]:
 
 
 @functools.cache
-def _compiled(source: Path) -> Path:
+def compiled(source: Path) -> Path:
     """The bytecode of a program, if that can be written: to compile it takes as long as some sessions."""
     if source.is_dir():
         compileall.compile_dir(source, maxlevels=0, quiet=2)

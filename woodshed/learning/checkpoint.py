@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch.distributed as dist
 from torch import Tensor
 
 from woodshed import documents
 from woodshed.learning import ranks, tensor_folder
 from woodshed.learning.policy import Policy
+from woodshed.learning.ranks import EXCHANGE
 from woodshed.learning.stability import Watch
 from woodshed.learning.tensor_folder import ANEW, EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
@@ -51,24 +54,60 @@ class TrainState:
         return self.steps_before + self.step
 
 
-def save(run: RunDir, trainer: Trainer, state: TrainState, *, kept: int = KEPT) -> Path:
-    """Write a checkpoint after a step. Every rank calls it and writes its shards; any number of ranks can read them.
+class CheckpointWriter:
+    """The checkpoints of a run, each written by a thread beside what comes after it.
 
-    Args:
-        kept: newest checkpoints of the stage that stay.
+    A step waits for copies in host memory, and for the checkpoint before it. The newest complete checkpoint is on disk
+    until the next one is, so that a kill in between costs a step, which is then taken again from the same records.
+    Every rank makes one, calls what is called, and writes its shards; any number of ranks can read them.
     """
 
-    def fill(folder: Path) -> None:
-        trainer.save(folder)
-        if ranks.index() == 0:
-            (folder / "position.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        group = dist.new_group(timeout=EXCHANGE, backend="gloo") if ranks.count() > 1 else None
+        self._group = cast("dist.ProcessGroup | None", group)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
-    saved = _written_by_all(run, f"{state.stage}-{state.step:06d}", fill)
-    if ranks.index():
-        return saved
-    for old in run.checkpoints(f"{state.stage}-")[:-kept]:
-        shutil.rmtree(old)
-    return saved
+    def begin(self, trainer: Trainer, state: TrainState, *, kept: int = KEPT) -> None:
+        """Begin to write a checkpoint after a step, once the one before it is complete.
+
+        Args:
+            kept: newest checkpoints of the stage that stay.
+
+        Raises:
+            RunError: as `finish`.
+        """
+        self.finish()
+        contents, position = trainer.contents(), json.dumps(asdict(state), indent=2) + "\n"
+
+        def fill(folder: Path) -> None:
+            contents.write(folder, self._group)
+            if ranks.index() == 0:
+                (folder / "position.json").write_text(position)
+
+        def write() -> None:
+            try:
+                _written_by_all(self.run, f"{state.stage}-{state.step:06d}", fill, self._group)
+                for old in self.run.checkpoints(f"{state.stage}-")[:-kept] if ranks.index() == 0 else ():
+                    shutil.rmtree(old)
+            except BaseException as error:  # told where the run waits for it
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self, most_s: float | None = None) -> None:
+        """Wait until the checkpoint is complete, or for so many seconds.
+
+        Raises:
+            RunError: it could not be written; the message names the way out.
+        """
+        if self._thread is not None:
+            self._thread.join(most_s)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 def latest(run: RunDir, stages: Sequence[str]) -> Path | None:
@@ -100,13 +139,16 @@ def read_position(folder: Path) -> TrainState:
         ) from None
 
 
-def _written_by_all(run: RunDir, name: str, fill: Callable[[Path], object]) -> Path:
-    """A checkpoint into whose temporary folder every rank writes; rank 0 makes it, and puts it in its place."""
+def _written_by_all(
+    run: RunDir, name: str, fill: Callable[[Path], object], group: dist.ProcessGroup | None = None
+) -> None:
+    """A checkpoint into whose temporary folder every rank writes; rank 0 makes it, and puts it in its place. Nobody
+    goes on before it is complete."""
     if ranks.index() == 0:
-        run.save_checkpoint(name, lambda folder: fill(ranks.agreed(folder)))
+        run.save_checkpoint(name, lambda folder: fill(ranks.agreed(folder, group)))
     else:
-        fill(ranks.agreed(run.path))
-    return ranks.agreed(run.path / "checkpoints" / name)  # nobody goes on before it is complete
+        fill(ranks.agreed(run.path, group))
+    ranks.agreed(name, group)
 
 
 def version_weights(run: RunDir, version: int, policy: Policy) -> dict[str, Tensor]:
@@ -131,16 +173,16 @@ def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
     return read_saved(folder, ANEW, policy.trainable)
 
 
-def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
+def export(run: RunDir, policy: Policy) -> Path:
     """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory. Every rank calls
     it, and rank 0 writes."""
     target = run.path / "policy"
     if ranks.index():
-        policy.export(target, dtype=dtype)
+        policy.export(target)
         return target
     try:
         with staged(target) as partial:
-            policy.export(partial, dtype=dtype)
+            policy.export(partial)
     except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
         raise RunError(
             f"cannot write {target}: {error}. Training is complete and kept: {way_out(error)}, then `{run.resuming}`."

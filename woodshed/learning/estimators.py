@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from woodshed.learning import losses
@@ -78,6 +79,28 @@ def gspo(tokens: WrittenTokens, settings: Any) -> Tensor:
 ESTIMATORS: dict[str, Estimator] = {"reinforce": reinforce, "icepop": icepop, "mis": mis, "gspo": gspo}
 ESTIMATOR: Part[Estimator] = Part("estimator", ESTIMATORS)
 """An estimator as a recipe names it: a function of tokens and settings."""
+
+
+FAR, MOST_WEIGHT = 12.0, 100.0
+"""Log-ratio trainer/sampler at which an estimator's bound is looked for, and the largest factor on a token's gradient
+that counts as one. Without a bound the factor there is 163,000."""
+
+
+def is_bounded(settings: Any) -> bool:
+    """True if no ratio trainer/sampler makes an estimator weigh a token without limit, good or bad.
+
+    Raises:
+        RecipeError: as `loss_of`.
+    """
+
+    def steepest(log_ratio: float) -> float:
+        logp_BN = torch.tensor([[log_ratio, 0.0], [log_ratio, 0.0]], requires_grad=True)
+        advantage_BN = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+        ones_BN = torch.ones_like(advantage_BN)
+        tokens = WrittenTokens(logp_BN, torch.zeros(2, 2), advantage_BN, ones_BN, 2, 2)
+        return float(torch.autograd.grad(loss_of(tokens, settings), logp_BN)[0].abs().max())
+
+    return steepest(FAR) <= MOST_WEIGHT * steepest(0.0)
 
 
 def loss_of(tokens: WrittenTokens, settings: Any) -> Tensor:

@@ -19,7 +19,7 @@ from woodshed.tokens.model_files import check_config, load_tokenizer
 def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
     """Write safetensors, configuration, tokenizer, chat template and a card (README.md) to `out`, all or nothing.
 
-    An adapter is merged into its base in float32, and then rounded to the recipe's `policy.export_dtype`. Where it
+    An adapter is merged into its base in float32, and then rounded to the recipe's `policy.dtype`. Where it
     changes an embedding that the base shares with its output layer, the two are written apart. What was merged, and
     what was written, must say what the run's policy says.
 
@@ -37,7 +37,7 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
     settings = run.section("policy")
     text = card.write(run, problems=problems)
     model, tokenizer = _load(policy, settings)
-    dtype = getattr(torch, settings.get("export_dtype", "float32"))
+    dtype = getattr(torch, settings.get("dtype", "float32"))
     for weight in model.parameters():  # rounded as they are written; compared in float32, where kernels agree
         weight.data = weight.data.to(dtype).float()
     said = _log_probs(model)

@@ -24,11 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 from woodshed.learning import ranks
 from woodshed.learning.layout import LayoutSettings
 from woodshed.learning.policy import PolicySettings
-from woodshed.learning.ranks import RankCalls
+from woodshed.learning.ranks import EXCHANGE, RankCalls
 from woodshed.records import RunError
 
-EXCHANGE = timedelta(minutes=30)
-"""Longest time that an exchange between ranks may take: a rank that hangs ends the run after it."""
 WAIT = timedelta(days=365)
 """Longest time between two commands of rank 0, which waits for attempts and servers."""
 GRACE = timedelta(seconds=2)

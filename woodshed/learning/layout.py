@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch.distributed.fsdp import FSDPModule
 
-from woodshed.learning import ranks
+from woodshed.learning import ranks, sharded_loading
 from woodshed.learning.policy import Policy
 from woodshed.parallel import ParallelLayout
 from woodshed.records import RecipeError
@@ -17,19 +17,22 @@ from woodshed.settings import Settings
 
 
 class LayoutSettings(Settings):
-    """Ranks that store the weights together: fsdp x replicate of them, started by torchrun."""
+    """Ranks that store the weights together: fsdp x replicate x cp of them, started by torchrun."""
 
     fsdp: int = Field(default=1, ge=1)
     """Ranks over which each weight is cut (FSDP2)."""
     replicate: int = Field(default=1, ge=1)
     """Copies of every weight (HSDP)."""
+    cp: int = Field(default=1, ge=1)
+    """Ranks that share each rollout, for those that are too long for one (context parallelism). Weights are cut over
+    fsdp x cp ranks."""
     ep: int = Field(default=1, ge=1)
     """Ranks over which the experts of a layer are dealt out, a divisor of all ranks. Experts are stored once."""
 
     @property
     def world(self) -> int:
         """Ranks in all."""
-        return self.fsdp * self.replicate
+        return self.fsdp * self.replicate * self.cp
 
 
 def refuse_misfit(settings: LayoutSettings, device: str = "cpu") -> None:
@@ -38,14 +41,21 @@ def refuse_misfit(settings: LayoutSettings, device: str = "cpu") -> None:
     Raises:
         RecipeError: names the sizes, and the command or setting that would fit.
     """
-    started, sizes = ranks.started(), f"layout.fsdp x replicate = {settings.fsdp} x {settings.replicate}"
+    started = ranks.started()
+    sizes = f"layout.fsdp x replicate x cp = {settings.fsdp} x {settings.replicate} x {settings.cp}"
     if settings.world % settings.ep:
         raise RecipeError(
             f"layout.ep = {settings.ep} does not divide the {settings.world} ranks of {sizes}; use a divisor"
         )
     if settings.world != started:
-        copies = settings.replicate if started % settings.replicate == 0 else 1
-        fitting = {"fsdp": started // copies, "replicate": copies, "ep": math.gcd(settings.ep, started)}
+        sharers = settings.cp if started % settings.cp == 0 else 1
+        copies = settings.replicate if started // sharers % settings.replicate == 0 else 1
+        fitting = {
+            "fsdp": started // copies // sharers,
+            "replicate": copies,
+            "cp": sharers,
+            "ep": math.gcd(settings.ep, started),
+        }
         changes = [
             f"layout.{name}={size}" for name, size in fitting.items() if getattr(settings, name) != size
         ]
@@ -77,14 +87,14 @@ def _ranks(count: int) -> str:
 
 
 def parallel_layout(settings: LayoutSettings) -> ParallelLayout:
-    """Dense weights cut over `fsdp` ranks, `replicate` times; experts over all ranks, stored once, where ep > 1."""
-    dense = {"replicate": settings.replicate, "shard": settings.fsdp}
+    """Dense weights cut over fsdp x cp ranks, `replicate` times; experts over all ranks, stored once, where ep > 1."""
+    dense = {"replicate": settings.replicate, "shard": settings.fsdp, "cp": settings.cp}
     expert = {"ep": settings.ep, "shard": settings.world // settings.ep} if settings.ep > 1 else None
     return ParallelLayout.build(settings.world, dense, expert)
 
 
 def shard(policy: Policy, settings: LayoutSettings) -> None:
-    """Cut the policy's weights over the ranks, in place. Every rank calls it, with the same weights.
+    """Cut the policy's weights over the ranks, in place. Every rank calls it, with the same weights, or with none yet.
 
     An adapter stays whole on every rank, and its gradients are summed: it is a hundredth of the weights.
 
@@ -94,6 +104,11 @@ def shard(policy: Policy, settings: LayoutSettings) -> None:
     """
     refuse_misfit(settings)
     if ranks.count() > 1:
-        parallel_layout(settings).apply(policy.model)
+        layout = parallel_layout(settings)
+        layout.apply(policy.model)
+        if policy.unread is not None:
+            sharded_loading.fill(policy.model, *policy.unread)
+            policy.unread = None
         policy.find_weights()
+        policy.sharers = layout.data_mesh["cp"].get_group() if settings.cp > 1 else None
         policy.units = [module for module in policy.model.modules() if isinstance(module, FSDPModule)]

@@ -11,13 +11,14 @@ Shapes: B sequences, N tokens (padded), R = B x N rows, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from woodshed.engines.local import invariant
+from woodshed.learning.shared_rows import Places
 
 ELEMENTS_AT_ONCE = 1 << 25
 """Of logits that are turned into float32 log-probs at the same time."""
@@ -33,10 +34,13 @@ class Predictions:
     hidden_BND: Tensor
     head: Callable[[Tensor], Tensor] | None
     """None: the hidden states are the logits."""
+    places: Places | None = None
+    """Where rows are shared with other ranks: the hidden states are (1, M, D), of this rank's own tokens."""
 
     def logits(self, at: Tensor | None = None) -> Tensor:
         """(B, N, V), or those at these rows of (B x N), in the model's own precision."""
-        hidden = self.hidden_BND if at is None else self.hidden_BND.flatten(0, 1)[at]
+        hidden = self.hidden_BND if self.places is None else self.places.whole(self.hidden_BND[0])
+        hidden = hidden if at is None else hidden.flatten(0, 1)[at]
         if self.head is None:
             return hidden
         with invariant.unsplit():
@@ -44,13 +48,18 @@ class Predictions:
 
     def score(self, tokens_BN: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-prob of each token, and the entropy it was drawn at, which carries no gradient: (B, N) float32 each."""
-        hidden_RD, tokens_R = self.hidden_BND.flatten(0, 1), tokens_BN.flatten()
-        head = self.head
+        hidden_RD, tokens_R, head = self.hidden_BND.flatten(0, 1), tokens_BN.flatten(), self.head
+        if self.places is not None:
+            tokens_R = tokens_R[self.places.at_M]
+            hidden_RD = hidden_RD[: len(tokens_R)]
         if _is_plain_and_frozen(head):
             scored: Any = _FrozenHead.apply(hidden_RD, head.weight, head.bias, tokens_R, temperature)
         else:
-            scored = _TokenLogps.apply(self.logits().flatten(0, 1), tokens_R, temperature)
+            logits_RV = replace(self, hidden_BND=hidden_RD, places=None).logits()
+            scored = _TokenLogps.apply(logits_RV, tokens_R, temperature)
         logp_R, entropy_R = scored
+        if self.places is not None:
+            return self.places.whole(logp_R), self.places.whole(entropy_R)
         return logp_R.view_as(tokens_BN), entropy_R.view_as(tokens_BN)
 
 

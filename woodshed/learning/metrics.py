@@ -19,9 +19,11 @@ from woodshed.records import TokenDivergence
 ALWAYS = ("rl_loss", "ce_loss", "kl_loss", "stuck_tokens", "trained_positions")
 MEANS = (
     ("logp_gap_mean", "gap_sum", "gap_tokens"),
+    ("drift_mean", "drift_sum", "drift_tokens"),
     ("entropy", "entropy_sum", "rl_tokens"),
     ("kl_to_start", "kl_to_start_sum", "rl_tokens"),
     ("hint_gain", "hint_gain_sum", "targets"),
+    ("experts_refilled", "experts_dropped", "experts_logged"),
 )
 """(name, numerator, denominator) of each mean."""
 
@@ -38,21 +40,30 @@ class Metrics:
     """
 
     values: dict[str, list[float | Tensor]] = field(default_factory=dict)
+    speaks: bool = True
+    """False on a rank that computes the same as another one, whose numbers count."""
     compared: list[tuple[Sequence[HintBranch], tuple[Tensor, ...]]] = field(default_factory=list)
     """Hint branches of a micro-batch, and (G, N) each: log-probs without and with the hint, divergence."""
 
     def add(self, **values: float | Tensor) -> None:
         """Keep one micro-batch's numbers."""
-        for name, value in values.items():
+        for name, value in values.items() if self.speaks else ():
             self.values.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
     def compare(self, branches: Sequence[HintBranch], *values_GN: Tensor) -> None:
         """Keep what `compared` holds of one micro-batch."""
-        self.compared.append((branches, tuple(each.detach() for each in values_GN)))
+        if self.speaks:
+            self.compared.append((branches, tuple(each.detach() for each in values_GN)))
 
-    def observe_logps(self, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
-        """Engine against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
+    def observe_logps(
+        self, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor, old_BN: Tensor | None = None
+    ) -> None:
+        """Engine against trainer: the canary for stale weights, wrong masks and wrong temperatures. Where older weights
+        wrote a token, the difference is how far the policy has moved since, a number of its own."""
         gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
+        if old_BN is not None:
+            self.add(drift_sum=(gap_BN * old_BN).sum(), drift_tokens=(mask_BN * old_BN).sum())
+            gap_BN, mask_BN = gap_BN * (1 - old_BN), mask_BN * (1 - old_BN)
         self.add(gap_sum=gap_BN.sum(), gap_tokens=mask_BN.sum(), logp_gap_max=gap_BN.max())
 
     def observe_branches(self, branches: PaddedBranches, logp_GN: Tensor, hinted_GN: Tensor) -> None:
@@ -64,7 +75,7 @@ class Metrics:
             targets=float(len(gain_G)),
             stuck_tokens=(is_stuck_GN * branches.weight_GN).sum(),
         )
-        self.observe_logps(logp_GN, branches.logp_sampler_GN, branches.mask_GN)
+        self.observe_logps(logp_GN, branches.logp_sampler_GN, branches.mask_GN, branches.old_GN)
 
     def means(self) -> dict[str, float]:
         """One number for each name, over the micro-batches of all ranks."""

@@ -12,6 +12,7 @@ of its branches, S segments of a row, H heads, D head width.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from woodshed.engines.local import routing
 from woodshed.experience.samples import HintBranch, TrainingSample
 
 T = TypeVar("T")
@@ -94,10 +96,14 @@ class Padded:
     """Weight of each token in the policy gradient."""
     ce_BN: Tensor
     """... and in the cross-entropy."""
+    old_BN: Tensor | None = None
+    """1.0 where older weights than those in training wrote a token; None where none did."""
     positions_RT: Tensor | None = None
     """Position of each token in its sample, where that is not its index."""
     segments: tuple[RowSegment, ...] = ()
     """The samples of the only row; empty where each sample has a row."""
+    experts_RTLK: Tensor | None = None
+    """Experts that an engine chose for each token in each layer, -1 where none is known; None where all are not."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class PaddedBranches:
     logp_sampler_GN: Tensor
     weight_GN: Tensor
     """Weight of each token in the divergence."""
+    old_GN: Tensor | None = None
+    """As `Padded.old_BN`."""
 
 
 def pad(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> Padded:
@@ -159,7 +167,28 @@ def _with_streams(samples: Sequence[TrainingSample], ids_RT: Tensor, begins: Seq
         advantage_BN=stream([s.advantages for s in samples]),
         rl_BN=stream([s.rl_weights for s in samples]),
         ce_BN=stream([s.ce_weights for s in samples]),
+        old_BN=stream([s.old for s in samples]) if any(s.old for s in samples) else None,
+        experts_RTLK=_experts(samples, begins, ids_RT),
     )
+
+
+def _experts(samples: Sequence[TrainingSample], begins: Sequence[int], ids_RT: Tensor) -> Tensor | None:
+    """Experts of the tokens, as far as they are known; a part of another shape than most is left out."""
+    parts = [
+        (begin + part.start, begin + len(sample.ids), part)
+        for begin, sample in zip(begins, samples, strict=True)
+        for part in reversed(sample.experts)  # the first one that names a token is written last
+    ]
+    if not parts:
+        return None
+    (layers, each), _ = Counter(part.shape[1:] for *_, part in parts).most_common(1)[0]
+    known = np.full((ids_RT.numel(), layers, each), -1, np.int32)
+    for begin, end, part in parts:
+        chosen = routing.read(part)
+        if chosen.shape[1:] == known.shape[1:]:
+            place = known[begin:end][: len(chosen)]
+            place[:] = chosen[: len(place)]
+    return torch.from_numpy(known).view(*ids_RT.shape, layers, each).to(ids_RT.device)
 
 
 def pad_branches(
@@ -168,6 +197,7 @@ def pad_branches(
     """The tokens on which branches are compared, as right-padded tensors."""
     width = max(len(branch.predicted) for _, branch in hinted)
     logp = [dict(zip(sample.predicted, sample.logps, strict=False)) for sample, _ in hinted]
+    old = [dict(zip(sample.predicted, sample.old, strict=False)) for sample, _ in hinted]
 
     def stream(values: Sequence[Sequence[float]]) -> Tensor:
         return pad_2d(values, width, device, dtype=np.float32)
@@ -179,6 +209,11 @@ def pad_branches(
             [[known.get(i, 0.0) for i in b.predicted] for known, (_, b) in zip(logp, hinted, strict=True)]
         ),
         weight_GN=stream([b.weights for _, b in hinted]),
+        old_GN=stream(
+            [[known.get(i, 0.0) for i in b.predicted] for known, (_, b) in zip(old, hinted, strict=True)]
+        )
+        if any(old)
+        else None,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -20,9 +21,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
-from woodshed.learning import packing, ranks
+from woodshed.engines.local.routing import routers_of
+from woodshed.learning import packing, ranks, sharded_loading, shared_rows
 from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, RowSegment
+from woodshed.learning.router_replay import RouterReplay
+from woodshed.parallel.context import Context
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.tokens.codec import CODEC
@@ -42,8 +46,6 @@ class PolicySettings(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen weights and of compute. Trained weights are kept in float32: an adapter's own, and of
     whole bfloat16 weights copies, so that no update is rounded away."""
-    export_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
     activation_checkpointing: bool = False
     """Compute every layer again in the backward pass instead of keeping what it computed: about a third more time, for
     the memory of longer micro-batches."""
@@ -84,10 +86,18 @@ class Policy:
         """Goes with exported whole weights, which nobody could use without it."""
         self.base = base
         self.is_adapter = is_adapter
+        self._masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        """Weights that the model computes with, and those that are trained: themselves where they are float32."""
+        self._round_adapter()
         self.find_weights()
         self.units: list[FSDPModule] = []
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
+        self.unread: tuple[Path, torch.device] | None = None
+        """Folder of weights that are not loaded yet, and the place where they go."""
+        self.sharers: dist.ProcessGroup | None = None
+        """Ranks that share each row, in the order of their chunks; None where a rank reads whole rows."""
         self.model.train(False)  # no dropout: sampler and trainer must agree
+        self.replay = RouterReplay(routers_of(model))
         self._padded: Padded | None = None
         """The micro-batch of the newest forward."""
         if activation_checkpointing:
@@ -96,8 +106,13 @@ class Policy:
         """True where the model leaves the logits of its output layer as they are; None until its first forward."""
 
     @classmethod
-    def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
+    def load(
+        cls, settings: PolicySettings, *, seed: int, is_whole: bool = True
+    ) -> tuple[Policy, local.LoadedModel]:
         """The policy at the start of a run, and the tokenizer and directory it came with.
+
+        Args:
+            is_whole: False leaves the model's weights out, for ranks that read their shards (`layout.shard`).
 
         Raises:
             ModelError: weights or adapter that cannot be found, verified or read.
@@ -106,16 +121,10 @@ class Policy:
         torch.manual_seed(seed)
         torch.backends.cuda.enable_cudnn_sdp(False)
         adapter = Path(settings.adapter) if settings.adapter else None
-        loaded = local.load(settings.model, dtype=settings.dtype, adapter=adapter)
-        model = loaded.model
-        if adapter is not None:
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_("lora_" in name)
-        elif settings.lora_rank:
-            model = add_adapter(model, settings.lora_rank)
-        else:
-            model.requires_grad_(True)
-        _place(model, settings)
+        loaded = local.load(settings.model, dtype=settings.dtype, adapter=adapter, is_hollow=not is_whole)
+        model = _trained(loaded.model, settings)
+        if is_whole:
+            _place(model, settings)
         is_adapter = adapter is not None or settings.lora_rank > 0
         if (
             is_adapter
@@ -124,8 +133,11 @@ class Policy:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and is_adapter:
                 parameter.data = parameter.data.float()
-            if parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
+            if is_whole and parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
                 raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
+        device = torch.device(settings.resolved_device())
+        if not is_whole:
+            sharded_loading.without_memory(model, device)
         policy = cls(
             model,
             is_adapter=is_adapter,
@@ -133,18 +145,44 @@ class Policy:
             tokenizer=loaded.tokenizer,
             activation_checkpointing=settings.activation_checkpointing,
         )
+        if not is_whole:
+            policy.unread = (loaded.directory, device)
         return policy, loaded
 
     def find_weights(self) -> None:
         """Name the trainable weights; again after they were sharded, which replaces them."""
         self._computed = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """The model's own."""
-        self.trainable = {name: _master(parameter) for name, parameter in self._computed.items()}
+        known = self._masters
+        self._masters = {p: known[p] if p in known else _master(p) for p in self._computed.values()}
+        self.trainable = {name: self._masters[parameter] for name, parameter in self._computed.items()}
         """The model's own where they are float32, else their float32 copies."""
+
+    def _round_adapter(self) -> None:
+        """Let the model compute with rounded copies of a float32 adapter where it has a lower precision itself.
+
+        An adapter that is converted in every forward costs two more kernels a layer for every token that is sampled.
+        """
+        for weight, dtype in local.adapter_weights(self.model):
+            if weight.requires_grad and weight.dtype == torch.float32 != dtype:
+                exact = weight.detach().clone()
+                weight.data = exact.to(dtype)
+                self._masters[weight] = _master(weight)
+                self._masters[weight].data = exact
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
+
+    @property
+    def num_sharers(self) -> int:
+        """Ranks that share each row."""
+        return self.sharers.size() if self.sharers else 1
+
+    @property
+    def speaks(self) -> bool:
+        """True on the one of those ranks whose measurements count."""
+        return not self.sharers or self.sharers.rank() == 0
 
     def forward(self, padded: Padded) -> Predictions:
         """Read sequences, and predict the tokens that are asked for.
@@ -152,7 +190,17 @@ class Policy:
         A pre-hook of the output layer picks the positions that predict them. Once it is known that a model leaves the
         logits of that layer as they are, the layer gets one position only, and computes when its logits are needed.
         """
-        hidden, logits = [], []
+        hidden, logits, places = [], [], None
+        options: dict[
+            str, Any
+        ] = {}  # padding lies behind all that is real: causal attention never looks there
+        if self.sharers is not None:
+            padded, places = shared_rows.cut(padded, self.sharers)
+            options = {"context": Context(self.sharers)}
+        if padded.segments:
+            options["segments"] = padded.segments
+        if padded.positions_RT is not None:
+            options["position_ids"] = padded.positions_RT
 
         def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_RTD = inputs[0]
@@ -163,11 +211,6 @@ class Policy:
         def keep(_module: Any, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
             logits.append(output.detach())
 
-        options: dict[
-            str, Any
-        ] = {}  # padding lies behind all that is real: causal attention never looks there
-        if padded.segments:
-            options = {"segments": padded.segments, "position_ids": padded.positions_RT}
         head = self.model.get_output_embeddings()
         hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(keep)]
         try:
@@ -179,7 +222,9 @@ class Policy:
                 hook.remove()
         if self._head_is_last is None and logits[0].numel():
             self._head_is_last = torch.equal(logits[0], output.logits)
-        return Predictions(hidden[0], head) if self._head_is_last else Predictions(output.logits, None)
+        if self._head_is_last:
+            return Predictions(hidden[0], head, places)
+        return Predictions(output.logits, None, places)
 
     def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
         """Logits that predict the tokens: (B, N, V), or those at these rows of (B x N)."""
@@ -191,13 +236,14 @@ class Policy:
 
     @contextmanager
     def _kernels_for(self, padded: Padded) -> Iterator[None]:
-        """Unsplit products, and attention that keeps the samples and branches of a row apart; the model's own comes
-        back."""
+        """Unsplit products, attention that keeps the samples and branches of a row apart, and the experts that an
+        engine chose; the model's own attention comes back."""
         config = self.model.config.get_text_config()
         own = config._attn_implementation
         try:
             config._attn_implementation = segment_attention() if padded.segments else own
-            with invariant.unsplit():
+            logged = padded.experts_RTLK
+            with invariant.unsplit(), self.replay.of(None if logged is None else logged.flatten(0, 1)):
                 yield
         finally:
             config._attn_implementation = own
@@ -294,22 +340,27 @@ class Policy:
         """
         self._let_go()
         names: dict[Tensor, list[str]] = {}
+        masters: dict[Any, Any] = dict(self._masters)
         for name, weight in self.model.state_dict(keep_vars=True).items():
             names.setdefault(weight, []).append(name)
         for weight, shared in names.items():
-            value = weight.detach()
+            value = (masters.get(weight, weight) if self.is_adapter else weight).detach()
             if not isinstance(value, DTensor):
                 yield shared, value
             elif not self.is_adapter:  # the base under an adapter is what the recipe names
                 yield shared, value.full_tensor()
 
-    def export(self, folder: Path, *, dtype: str = "float32") -> None:
+    def export(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
-        and generation config, that others can load. Every rank calls it, and rank 0 writes."""
+        and generation config, that others can load. Every rank calls it, and rank 0 writes.
+
+        Args:
+            dtype: None keeps an adapter in float32, and whole weights in the precision of the model.
+        """
         state: dict[str, Tensor] = {}
         for names, value in self.whole_weights():
             if ranks.index() == 0:
-                state |= dict.fromkeys(names, value.to(getattr(torch, dtype)).cpu())
+                state |= dict.fromkeys(names, value.to("cpu", dtype=dtype))
         if ranks.index():
             return
         options = {"save_embedding_layers": False} if self.is_adapter else {}
@@ -362,6 +413,15 @@ def segment_attention() -> str:
     return "segments"
 
 
+def _trained(model: Any, settings: PolicySettings) -> Any:
+    """The model with the weights that are trained marked so, those of a new adapter among them."""
+    if settings.adapter:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+        return model
+    return add_adapter(model, settings.lora_rank) if settings.lora_rank else model.requires_grad_(True)
+
+
 def _place(model: Any, settings: PolicySettings) -> None:
     try:
         model.to(settings.resolved_device())
@@ -383,7 +443,10 @@ def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     def add(computed: Tensor) -> None:
         gradient = computed.grad
         assert gradient is not None
-        master.grad = gradient.float() if master.grad is None else master.grad + gradient
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
         computed.grad = None
 
     parameter.register_post_accumulate_grad_hook(add)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from woodshed.engines.local import invariant
-from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
+from woodshed.experience.samples import STREAMS, HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
 from woodshed.learning.packing import Padded, PaddedBranches, RowSegment
 from woodshed.learning.policy import Policy
@@ -61,21 +61,26 @@ def trunk(sample: TrainingSample) -> TrainingSample:
     if sample.rl_weights or sample.ce_weights:
         return sample
     wanted = {i for branch in sample.branches for i in branch.predicted}
+    end = max(wanted) + 1
     kept = [n for n, i in enumerate(sample.predicted) if i in wanted]
     return TrainingSample(
-        sample.ids[: max(wanted) + 1],
+        sample.ids[:end],
         tuple(sample.predicted[n] for n in kept),
         tuple(sample.logps[n] for n in kept) if sample.logps else (),
+        old=tuple(sample.old[n] for n in kept) if sample.old else (),
         branches=sample.branches,
         rollout_id=sample.rollout_id,
         segment=sample.segment,
+        experts=sample.experts_before(end),
     )
 
 
 def prefixes(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """The samples as a teacher with other weights needs them: the trunk ends where the last hint goes in."""
+    ends = [max(branch.position for branch in sample.branches) for sample in samples]
     return [
-        TrainingSample(s.ids[: max(b.position for b in s.branches)], (), branches=s.branches) for s in samples
+        TrainingSample(s.ids[:end], (), branches=s.branches, experts=s.experts_before(end))
+        for s, end in zip(samples, ends, strict=True)
     ]
 
 
@@ -122,12 +127,9 @@ def _with_branches(sample: TrainingSample) -> TrainingSample:
         predicted += [len(ids) + i for i in branch.behind_hint]
         ids += branch.ids
     more = (0.0,) * (len(predicted) - len(sample.predicted))
-    streams = {
-        name: (*values, *more)
-        for name in ("logps", "advantages", "rl_weights", "ce_weights")
-        if (values := getattr(sample, name))
-    }
-    return replace(sample, ids=tuple(ids), predicted=tuple(predicted), **streams)
+    streams = {name: (*values, *more) for name in STREAMS if (values := getattr(sample, name))}
+    experts = sample.experts_before(len(sample.ids))
+    return replace(sample, ids=tuple(ids), predicted=tuple(predicted), experts=experts, **streams)
 
 
 def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
@@ -150,6 +152,8 @@ def why_not(policy: Policy) -> str:
     Attention that looks back a fixed distance, or a state instead of keys and values, would mix them.
     """
     config = policy.model.config.get_text_config()
+    if policy.sharers is not None:
+        return "ranks share each row (layout.cp)"
     if reason := invariant.limited_attention(config):
         return reason
     if config._attn_implementation not in ("sdpa", invariant.NAME, "eager"):

@@ -6,22 +6,26 @@ import shutil
 from pathlib import Path
 
 from woodshed.agent.tools import TOOLS
+from woodshed.engines import published
 from woodshed.engines.engine import Engine, Sample, SampleRequest, WeightUpdate, sample_all
 from woodshed.engines.local import LocalEngine
+from woodshed.engines.published import Canary, Published
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning.worker import Worker
 from woodshed.records import SamplerError
-from woodshed.runs.folder import staged
+from woodshed.runs.files import staged, sweep
+from woodshed.tokens.renderer import Renderer
 
 PROBE = "Write the numbers from one to ten."
 PROBE_TOKENS = 16
+CANARY_TOKENS = 64
 
 
 def publish(worker: Worker, engine: Engine, folder: Path, version: int) -> None:
     """Let the engine write every later token with the policy's weights.
 
     An engine of this process computes with them, or with a copy where ranks hold parts of them; one of another process
-    reads them from a folder below `folder`, whose last two stay.
+    reads them from a folder below `folder`.
 
     Raises:
         SamplerError, ModelError: the engine cannot take them.
@@ -30,13 +34,51 @@ def publish(worker: Worker, engine: Engine, folder: Path, version: int) -> None:
         worker.refresh()
         engine.update_weights(WeightUpdate("shared"), version)
         return
-    target = folder / f"{version:06d}"
+    engine.update_weights(write(worker, engine.renderer, folder, version), version)
+
+
+def write(
+    worker: Worker, renderer: Renderer, root: Path, version: int, kept: int = published.KEPT
+) -> WeightUpdate:
+    """Publish the policy's weights as a folder below `root`, for engines of other processes.
+
+    Whole bfloat16 weights are published as the difference to the version before, and in full at first and every
+    `FULL_EVERY` versions. A version that is published again, with weights that changed meanwhile, replaces its folder.
+
+    Args:
+        kept: newest versions that stay, for engines that are behind.
+    """
+    sweep(root)
+    before = worker.newest
+    is_next = before is not None and before[0].parent == root and before[1].version < version
+    is_delta = worker.has_differences and is_next and worker.since_full + 1 < published.FULL_EVERY
+    kind = "adapter" if worker.policy.is_adapter else "delta" if is_delta else "full"
+    base = before if is_delta else None
+    target = root / published.name_of(version)
     with staged(target) as partial:
-        worker.write_for_servers(partial)
-    kind = "adapter" if worker.policy.is_adapter else "full"
-    engine.update_weights(WeightUpdate(kind, target), version)
-    for old in sorted(path for path in folder.iterdir() if path.name < target.name)[:-1]:
-        shutil.rmtree(old)
+        partial.mkdir()
+        tensors = worker.write_for_servers(partial, kind)
+        files = {tensor.file for tensor in tensors.values()}
+        record = Published(
+            version,
+            kind,
+            tensors,
+            canary_of(worker, renderer),
+            base[0].name if base else "",
+            base[1].fingerprint if base else "",
+            sum((partial / file).stat().st_size for file in files),
+        )
+        published.finish(partial, record)
+    published.announce(target, kept)
+    worker.newest, worker.since_full = (target, record), worker.since_full + 1 if is_delta else 0
+    return WeightUpdate(kind, target)
+
+
+def canary_of(worker: Worker, renderer: Renderer) -> Canary:
+    """Log-probs of a fixed prompt by the policy, which an engine with its weights must find, too."""
+    ids = tuple(renderer.start("", PROBE, TOOLS).ids)[:CANARY_TOKENS]
+    sample = TrainingSample(ids, tuple(range(1, len(ids))), (0.0,) * (len(ids) - 1))
+    return Canary(ids, tuple(worker.score(sample, temperature=1.0)))
 
 
 def refuse_another_model(worker: Worker, engine: Engine, temperature: float, max_gap: float) -> None:
@@ -83,11 +125,12 @@ def refuse_deaf_engine(
     prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
     worker.add_noise()
     try:
-        publish(worker, engine, folder, 0)
+        publish(worker, engine, folder / "noise", 0)
         sample = sample_all(engine, [SampleRequest(prompt, PROBE_TOKENS, seed=0)])[0]
         gap = disagreement(worker, prompt, sample, temperature)
     finally:
         worker.remove_noise()
+        shutil.rmtree(folder / "noise", ignore_errors=True)
     before = disagreement(worker, prompt, sample, temperature)
     if not gap <= (most := min(max_gap, before / 2)):
         raise SamplerError(

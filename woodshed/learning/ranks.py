@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+EXCHANGE = timedelta(minutes=30)
+"""Longest time that an exchange between ranks may take: a rank that hangs ends the run after it."""
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -53,7 +57,10 @@ class DealtBatch(Generic[T]):
 
 
 def deal(
-    items: Sequence[T], lengths: Sequence[int], split: Callable[[Sequence[T], Sequence[int]], list[list[T]]]
+    items: Sequence[T],
+    lengths: Sequence[int],
+    split: Callable[[Sequence[int], Sequence[int]], list[list[int]]],
+    sharers: int = 1,
 ) -> list[DealtBatch[T]]:
     """This rank's micro-batches, as many as any other rank's.
 
@@ -61,23 +68,24 @@ def deal(
     gets the shortest item again, which takes part in the exchange and must count nothing.
 
     Args:
-        split: makes micro-batches of items and their lengths.
+        split: makes micro-batches of items, given by their indices, and their lengths.
+        sharers: ranks, neighbours, that have the same micro-batches and share each row.
     """
-    shares: list[list[int]] = [[] for _ in range(count())]
-    loads = [0] * count()
+    readers = count() // sharers
+    shares: list[list[int]] = [[] for _ in range(readers)]
+    loads = [0] * readers
     for i in sorted(range(len(items)), key=lambda i: -lengths[i]):
-        rank = loads.index(min(loads))
-        shares[rank].append(i)
-        loads[rank] += lengths[i]
-    dealt = [
-        split([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)]) for share in shares
-    ]
-    mine, most = dealt[index()], max(map(len, dealt))
-    shortest = [items[i] for i in sorted(range(len(items)), key=lambda i: lengths[i])[:1]]
-    meanwhile = [[item for parts in dealt for part in parts[n : n + 1] for item in part] for n in range(most)]
-    return [
-        DealtBatch(mine[n] if n < len(mine) else shortest, n < len(mine), meanwhile[n]) for n in range(most)
-    ]
+        reader = loads.index(min(loads))
+        shares[reader].append(i)
+        loads[reader] += lengths[i]
+    dealt = [split(sorted(share), [lengths[i] for i in sorted(share)]) for share in shares]
+    shortest = sorted(range(len(items)), key=lambda i: lengths[i])[:1]
+    mine, batches = dealt[index() // sharers], []
+    for n in range(max(map(len, dealt))):
+        chosen = mine[n] if n < len(mine) else shortest
+        meanwhile = [i for parts in dealt for part in parts[n : n + 1] for i in part]
+        batches.append(DealtBatch([items[i] for i in chosen], n < len(mine), [items[i] for i in meanwhile]))
+    return batches
 
 
 def total(values: Tensor) -> Tensor:
@@ -96,12 +104,16 @@ def gather(values: Sequence[T]) -> list[T]:
     return [value for part in found for value in part]
 
 
-def agreed(value: T) -> T:
-    """Rank 0's value, so that all ranks decide alike."""
+def agreed(value: T, group: dist.ProcessGroup | None = None) -> T:
+    """Rank 0's value, so that all ranks decide alike.
+
+    Args:
+        group: of all ranks, for a thread beside the main one; None takes that of the main thread.
+    """
     if count() == 1:
         return value
     held = [value]
-    dist.broadcast_object_list(held, src=0)
+    dist.broadcast_object_list(held, src=0, group=group)
     return held[0]
 
 

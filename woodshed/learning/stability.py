@@ -77,12 +77,13 @@ class Watch:
         self.rates = [*before, *([] if rate is None else [rate])][-WINDOW - 1 :]
         return reason
 
-    def healthy(self, step: int) -> int:
+    def healthy(self, step: int, staleness: int = 0) -> int:
         """The policy version to go back to after an alarm at `step`: the lowest rate of the window, the newest of
-        equals. Version v is the weights after v steps, which sampled the rollouts of step v."""
+        equals. Version v is the weights after v steps, and the oldest that sampled the rollouts of step v + S, where S
+        is the staleness."""
         rates = self.rates[:-1] or self.rates
         best = min(range(len(rates)), key=lambda i: (rates[i], -i))
-        return step - len(self.rates) + 1 + best
+        return max(0, step - len(self.rates) + 1 + best - staleness)
 
 
 def kl_to_start(

@@ -19,6 +19,7 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.metrics import Metrics
 from woodshed.learning.packing import Padded
 from woodshed.learning.policy import Policy
+from woodshed.learning.ranks import DealtBatch
 from woodshed.learning.teacher import Teacher
 from woodshed.records import RecipeError
 
@@ -73,7 +74,7 @@ class StepInputs:
         self.feedback = feedback
         self.temperature = temperature
         self.message_tokens = message_tokens
-        self.metrics = Metrics()
+        self.metrics = Metrics(speaks=policy.speaks)
         self.num_rollouts = len({sample.rollout_id for sample in samples if sample.rl_weights})
         """Every attempt of the step, those without advantage included, whatever the number of its segments."""
         self.samples = active(samples, loss, feedback)
@@ -91,6 +92,10 @@ class StepInputs:
         """Items as many at a time as fit into the budget of positions."""
         split = packing.first_fit if self.is_packed else packing.by_length
         return split(items, lengths, self.loss.micro_batch_tokens)
+
+    def deal(self, items: Sequence[T], lengths: Sequence[int]) -> list[DealtBatch[T]]:
+        """This rank's micro-batches; see `ranks.deal`."""
+        return ranks.deal(items, lengths, self.micro_batches, self.policy.num_sharers)
 
     def pad(self, samples: Sequence[TrainingSample]) -> Padded:
         """A micro-batch as tensors."""
@@ -120,11 +125,11 @@ class StepInputs:
         logps = {sample.key: torch.zeros(len(sample.predicted), device=device) for sample in self.rl}
         k1 = {sample.key: torch.zeros((), device=device) for sample in self.rl}
         lengths = [len(sample.ids) for sample in self.rl]
-        for share in ranks.deal(self.rl, lengths, self.micro_batches):
+        for share in self.deal(self.rl, lengths):
             padded = self.pad(share.items)
             with self.policy.using(self.teacher.start):
                 start_BN = self.policy.logps(padded, self.temperature)
-            if not share.counts:
+            if not (share.counts and self.policy.speaks):
                 continue
             k1_B = ((padded.logp_sampler_BN - start_BN) * padded.rl_BN).sum(-1)
             self.metrics.add(trained_positions=float(padded.positions))

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.state_dict_saver import (
+    _save_state_dict as dcp_save,  # pyright: ignore[reportPrivateUsage]
+)
 
 from woodshed.learning import ranks
 from woodshed.records import RunError
@@ -27,8 +30,11 @@ ANEW = "what a run began with cannot be made again: copy its recipe.toml and sta
 """Ways out of a damaged checkpoint: of a step, and of the start of a stage."""
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def save(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Write tensors, sharded ones or copies of the same on every rank. All ranks call it, with the same names.
+
+    Args:
+        group: see `ranks.agreed`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -36,7 +42,13 @@ def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     plain = {name: value.detach().contiguous() for name, value in tensors.items()}
     with _single_errors():
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        dcp_save(plain, storage_writer=writer, no_dist=ranks.count() == 1)
+        # `save` itself warns of a single process, and a thread must not touch the filters of warnings.
+        dcp_save(plain, writer, process_group=group, no_dist=ranks.count() == 1)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory, sharded alike."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
 def read(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -45,7 +57,8 @@ def read(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Te
     Raises:
         OSError, ValueError: the folder is absent or damaged.
     """
-    with _single_errors():
+    with _single_errors(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*assuming the intent is to load in a single process")
         saved = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         if not saved:
             raise ValueError("it holds no tensors")
@@ -80,11 +93,7 @@ def _empty(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 def _single_errors() -> Iterator[None]:
     """The library's own collection of errors, which is no `Exception`, becomes the first error in it."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*assuming the intent is to (save|load) in a single process"
-            )
-            yield
+        yield
     except CheckpointException as several:
         first = next(iter(several.failures.values()))[0]
         is_damage = isinstance(first, Exception) and not isinstance(first, OSError)  # Ctrl-C is neither

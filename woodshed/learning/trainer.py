@@ -19,11 +19,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from woodshed.experience.samples import TrainingSample, student_view, teacher_view
@@ -40,7 +41,7 @@ from woodshed.learning.prefix_tree import Hinted
 from woodshed.learning.ranks import DealtBatch, RankCalls
 from woodshed.learning.step_inputs import StartLogps, StepInputs
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.tensor_folder import EARLIER, read_saved
+from woodshed.learning.tensor_folder import EARLIER, copied, read_saved
 from woodshed.muon.clip import clip_grad_norm_, grad_norm
 from woodshed.records import RecipeError, RunError, from_json
 
@@ -49,6 +50,21 @@ Gradient = dict[str, Tensor]
 MOST_LOST = 2
 """Steps in a row whose gradient may be NaN or infinite, as the backward pass of a library's attention now and then is
 on a GPU in bfloat16, before the run ends."""
+
+
+@dataclass(frozen=True)
+class TrainerContents:
+    """Everything that a trainer needs to go on, in host memory."""
+
+    folders: Mapping[str, Mapping[str, Tensor]]
+    progress: Mapping[str, Any]
+
+    def write(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
+        """Write it into a folder that exists, each rank its shards. `group`: see `ranks.agreed`."""
+        for name, tensors in self.folders.items():
+            tensor_folder.save(folder / name, tensors, group)
+        if ranks.index() == 0:
+            (folder / "trainer.json").write_text(json.dumps(self.progress, indent=2) + "\n")
 
 
 class Trainer:
@@ -107,6 +123,9 @@ class Trainer:
         norm = ranks.agreed(
             float(clip_grad_norm_(self.policy.trainable.values(), self.settings.max_grad_norm))
         )
+        logged, dropped = self.policy.replay.take_counts()
+        if logged:
+            work.metrics.add(experts_logged=logged, experts_dropped=dropped)
         means = work.metrics.means()
         self._refuse_broken(norm, means)
         rate = learning_rate(self.settings, self.taken, self.steps)
@@ -152,7 +171,7 @@ class Trainer:
             gradient = branching_joint(work, kl_factor)
             if norms.allows(_norm(gradient), kl_factor):
                 return gradient, kl_factor
-            work.metrics = Metrics()
+            work.metrics = Metrics(speaks=self.policy.speaks)
         # FSDP lets go of weights after a backward pass, and `branching` needs them for a second one.
         is_twice = is_branching and ranks.count() == 1
         own_gradient, kl_gradient = (branching if is_twice else separate)(work)
@@ -208,17 +227,19 @@ class Trainer:
                 }
         return [scored[i] for i in range(len(samples))]
 
-    def save(self, folder: Path) -> None:
-        """Write everything that `load` needs to go on, into a folder that exists: each rank its shards."""
+    def contents(self) -> TrainerContents:
+        """Copies of everything that `load` needs to go on, which later steps do not change: each rank its shards."""
         weights = self.policy.trainable
-        tensor_folder.save(folder / "policy", weights)
+        folders: dict[str, Mapping[str, Tensor]] = {"policy": weights}
         if self.teacher is not None and self.teacher.state():
-            tensor_folder.save(folder / "teacher", self.teacher.state())
-        state = optimizer.state_of(self.optimizer, weights)
-        tensor_folder.save(folder / "optimizer", state | {"rng": torch.get_rng_state()})
-        if ranks.index() == 0:
-            progress = {"taken": self.taken, "norms": asdict(self.norms)}
-            (folder / "trainer.json").write_text(json.dumps(progress, indent=2) + "\n")
+            folders["teacher"] = self.teacher.state()
+        folders["optimizer"] = optimizer.state_of(self.optimizer, weights) | {"rng": torch.get_rng_state()}
+        progress = {"taken": self.taken, "norms": asdict(self.norms)}
+        return TrainerContents({name: copied(each) for name, each in folders.items()}, progress)
+
+    def save(self, folder: Path) -> None:
+        """Write everything that `load` needs to go on, into a folder that exists."""
+        self.contents().write(folder)
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, on any number of ranks.
@@ -238,7 +259,7 @@ class Trainer:
             elif weight not in weights:
                 raise RunError(f"checkpoint {folder} is of other weights ({weight!r}); {EARLIER}")
             else:
-                self.optimizer.state[weights[weight]][key] = value
+                optimizer.restore(self.optimizer, weights[weight], key, value)
         if self.teacher is not None:
             average = folder / "teacher"
             self.teacher.restore(read_saved(average, EARLIER, weights) if average.is_dir() else {})
@@ -266,19 +287,19 @@ def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
     second is empty where no turn is hinted."""
     policy = work.policy
     start = work.start_logps()
-    for share in ranks.deal(work.own, [len(sample.ids) for sample in work.own], work.micro_batches):
+    for share in work.deal(work.own, [len(sample.ids) for sample in work.own]):
         padded = work.pad(share.items)
         predictions = policy.forward(padded)
         if not share.counts:
             _nothing(predictions, padded).backward()
             continue
-        _own_loss(work, predictions, padded, share.items, start).backward()
+        (_own_loss(work, predictions, padded, share.items, start) / policy.num_sharers).backward()
         work.metrics.add(trained_positions=float(padded.positions))
     own_gradient = ranks.sum_replicated(_take(policy))
     if not work.hinted:
         return own_gradient, {}
     lengths = [branch.position + len(branch.ids) for _, branch in work.hinted]
-    for share in ranks.deal(work.hinted, lengths, work.micro_batches):
+    for share in work.deal(work.hinted, lengths):
         student = work.pad([student_view(*each) for each in share.items])
         teacher = work.pad([teacher_view(*each) for each in share.items])
         teacher_GNV = work.teacher.logits(policy, teacher)
@@ -287,7 +308,8 @@ def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
             _nothing(predictions, student).backward()
             continue
         branches = packing.pad_branches(share.items, policy.device)
-        targeted(work, share.items, predictions.logits(), teacher_GNV, branches).backward()
+        loss = targeted(work, share.items, predictions.logits(), teacher_GNV, branches)
+        (loss / policy.num_sharers).backward()
         work.metrics.add(trained_positions=float(student.positions + teacher.positions))
     return own_gradient, ranks.sum_replicated(_take(policy))
 
@@ -330,10 +352,7 @@ def _over_trees(work: StepInputs, backward: Callable[[Tensor | None, Tensor | No
     is_live = work.teacher.kind == "live"
     lengths = [prefix_tree.length(sample) for sample in trunks]
 
-    def split(items: Sequence[TrainingSample], lengths: Sequence[int]) -> list[list[TrainingSample]]:
-        return packing.first_fit(items, lengths, work.loss.micro_batch_tokens)
-
-    for share in ranks.deal(trunks, lengths, split):
+    for share in work.deal(trunks, lengths):
         chunk, teacher_GNV = share.items, None
         if not is_live and any(sample.branches for sample in share.meanwhile):
             teacher_GNV = _other_teacher(work, share)
@@ -427,7 +446,7 @@ def _policy_gradient(
     )
     loss = settings.weight * loss_of(tokens, settings)
     work.metrics.add(rl_loss=loss, rl_tokens=mask_BN.sum())
-    work.metrics.observe_logps(logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
+    work.metrics.observe_logps(logp_BN.detach(), padded.logp_sampler_BN, mask_BN, padded.old_BN)
     work.metrics.add(entropy_sum=(entropy_BN * mask_BN).sum())
     return loss
 

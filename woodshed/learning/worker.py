@@ -6,26 +6,26 @@ or a method of `Worker`, and all of them call it; with one process, nothing is t
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from woodshed.engines.published import Published, PublishedTensor
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning import checkpoint, packing, ranks
-from woodshed.learning.checkpoint import TrainState
+from woodshed.learning.checkpoint import CheckpointWriter, TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.ranks import RankCalls
 from woodshed.learning.tensor_folder import EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.weight_files import WeightFiles
 from woodshed.runs.folder import RunDir
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,8 +73,16 @@ class Worker:
     ) -> None:
         self.policy, self.run, self.copied = policy, run, copied
         self.commands = commands or RankCalls()
+        self.checkpoints = CheckpointWriter(run)
         self._trainer: Trainer | None = None
         self._without_noise: dict[str, Tensor] = {}
+        self._weight_files = WeightFiles(policy)
+        self.has_differences = self._weight_files.has_differences
+        """Weights can be published as differences to the version before."""
+        self.newest: tuple[Path, Published] | None = None
+        """The version that was published last, on rank 0,"""
+        self.since_full = 0
+        """and the number of those since the last whole one."""
 
     @property
     def trainer(self) -> Trainer:
@@ -89,6 +97,7 @@ class Worker:
         The weights at the beginning of a stage with a teacher are kept as the checkpoint `before-LABEL`.
         """
         policy = self.policy
+        self.checkpoints.finish()
         if newest is not None and not resumes:
             policy.load_weights(read_saved(newest / "policy", EARLIER, policy.trainable))
         start = checkpoint.start_weights(self.run, policy, f"before-{label}") if settings.feedback else None
@@ -130,12 +139,18 @@ class Worker:
 
     @everywhere
     def save(self, state: TrainState, *, kept: int = checkpoint.KEPT) -> None:
-        """Write a checkpoint; see `checkpoint.save`."""
-        checkpoint.save(self.run, self.trainer, state, kept=kept)
+        """Begin to write a checkpoint; see `CheckpointWriter`."""
+        self.checkpoints.begin(self.trainer, state, kept=kept)
+
+    @everywhere
+    def settle(self) -> None:
+        """Wait until the newest checkpoint is complete."""
+        self.checkpoints.finish()
 
     @everywhere
     def go_back(self, version: int) -> None:
         """Give the policy the weights of an earlier version back."""
+        self.checkpoints.finish()
         self.policy.load_weights(checkpoint.version_weights(self.run, version, self.policy))
 
     @everywhere
@@ -173,26 +188,14 @@ class Worker:
                 weights[names[0]].copy_(value)
 
     @everywhere
-    def write_for_servers(self, folder: Path) -> None:
-        """Write an adapter, or a whole model with its output layer written out, also where it is the embedding.
-
-        vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing.
-        """
-        if self.policy.is_adapter:
-            self.policy.export(folder)
-            return
-        weights: dict[str, Tensor] = {}
-        for names, value in self.policy.whole_weights():
-            if ranks.index() == 0:
-                weights |= {name: value.to("cpu", copy=True) for name in names}
-        if ranks.index() == 0:
-            folder.mkdir(parents=True)
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            config = copy.deepcopy(self.policy.model.config)
-            config.tie_word_embeddings = False
-            config.save_pretrained(folder)
+    def write_for_servers(
+        self, folder: Path, kind: Literal["full", "delta", "adapter"]
+    ) -> dict[str, PublishedTensor]:
+        """Write the weights into a folder that exists; see `WeightFiles.write`."""
+        return self._weight_files.write(folder, kind)
 
     @everywhere
-    def export(self, *, dtype: str) -> None:
+    def export(self) -> None:
         """Write the final weights; see `checkpoint.export`."""
-        checkpoint.export(self.run, self.policy, dtype=dtype)
+        self.checkpoints.finish()
+        checkpoint.export(self.run, self.policy)

@@ -23,15 +23,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from woodshed.records import LayoutError
 
 
-def find_experts(model: nn.Module) -> dict[str, nn.Module]:
-    """Name to module, for every stack of experts in transformers' form (one 3-D parameter for all experts)."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "num_experts") and hasattr(module, "has_gate")
-    }
-
-
 def check(name: str, experts: nn.Module, num_ranks: int) -> None:
     """Raises `LayoutError` for experts that cannot be spread: by their number, or for weights that they share."""
     num_experts = num_experts_of(experts)

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from woodshed.engines.local.routing import find_experts
 from woodshed.parallel import context, experts, sharding
 from woodshed.records import LayoutError
 
@@ -210,7 +211,7 @@ class ParallelLayout:
                 f"{wrapped[0]}: this adapter changes the experts' weights before they are gathered; train all weights, "
                 "or an adapter of layers without experts."
             )
-        stacks = experts.find_experts(model) if self.expert.ep > 1 else {}
+        stacks = find_experts(model) if self.expert.ep > 1 else {}
         if self.expert.ep > 1 and not stacks:
             raise LayoutError(
                 f"ep={self.expert.ep}, and {name} has no stack of experts in transformers' form; leave `expert` out."

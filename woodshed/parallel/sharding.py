@@ -17,7 +17,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from woodshed.parallel.experts import find_experts, spread
+from woodshed.engines.local.routing import find_experts
+from woodshed.parallel.experts import spread
 from woodshed.records import LayoutError
 
 

@@ -199,6 +199,18 @@ Break = Literal[
 
 
 @dataclass(frozen=True)
+class RoutedExperts:
+    """The experts that the routers of an engine chose for tokens of a sequence, which a trainer can replay."""
+
+    start: int
+    """Index of the first of these tokens in prompt and message together."""
+    shape: tuple[int, int, int]
+    """(tokens, layers, experts of each token)."""
+    data: str
+    """Base64 of their numbers, in that order, as little-endian unsigned integers of 16 bits."""
+
+
+@dataclass(frozen=True)
 class Turn:
     """One model call and what came back.
 
@@ -230,6 +242,8 @@ class Turn:
     """Number of the segment that the turn belongs to, counted as they begin."""
     begins: Break | Literal[""] = ""
     """Why the turn begins its segment; "" for the first turn of an attempt, and where the segment goes on."""
+    experts: RoutedExperts | None = None
+    """The experts of its segment's tokens that the engine told, up to the last sampled one."""
 
 
 @dataclass(frozen=True)

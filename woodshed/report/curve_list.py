@@ -92,6 +92,24 @@ CURVES = (
         "Difference between the log-probs of the engine that sampled and of the trainer: noise of the numerics.",
     ),
     Curve(
+        "age of tokens, steps",
+        "train",
+        {"staleness_mean": "mean", "staleness_max": "oldest"},
+        "Steps between the weights that wrote a token and the step that learned from it.",
+    ),
+    Curve(
+        "drift, nats a token",
+        "train",
+        {"drift_mean": ""},
+        "How far the policy has moved since older weights wrote the tokens that it learns from.",
+    ),
+    Curve(
+        "waits, seconds",
+        "train",
+        {"waits trainer_s": "trainer for attempts", "waits admission_s": "attempts for weights"},
+        "Seconds that the trainer had nothing to learn from, and in which no further attempt was admitted.",
+    ),
+    Curve(
         "tasks that an earlier step had drawn",
         "train",
         {"repeated_tasks": ""},

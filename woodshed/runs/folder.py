@@ -13,6 +13,15 @@
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
+and, where a collector and a trainer share it (`stages.asynchronous`):
+
+        draws.jsonl        tasks of each step, and the choice of tasks after it
+        turns/ID.jsonl     messages of attempts in the middle
+        collected.jsonl    steps and evaluations of which everything is there
+        published.jsonl    weights for the engines, in weights/
+        taken.jsonl        groups that the checkpoints have learned from
+        processes.json  logs/   its processes, and what each said
+
 The JSONL files are append-only. Every line is `{"phase", "step", "part", "record"}`; a batch of records is followed
 by `{"phase", "step", "part", "done": count}` and is complete only with that line. Readers ignore incomplete batches;
 complete ones are never repeated.
@@ -22,6 +31,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -29,7 +39,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import orjson
 
@@ -47,21 +57,8 @@ from woodshed.runs.files import (
     way_out,
     write_atomically,
 )
+from woodshed.runs.kinds import OF_COLLECTOR, Kind, Writer
 from woodshed.runs.pace import Pace
-
-Kind = Literal[
-    "rollouts",
-    "verdicts",
-    "hints",
-    "flags",
-    "gate",
-    "reward_terms",
-    "oracle",
-    "metrics",
-    "divergences",
-    "token_texts",
-    "solutions",
-]
 
 BatchId = tuple[str, int, int]  # phase, step, part
 Span = tuple[int, int]  # first byte of a batch's records, and the byte after them
@@ -88,6 +85,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._writer: Writer = "run"
         self._not_ours = {path.name for path in path.iterdir()} if path.is_dir() else set[str]()
         self._seen: dict[Kind, tuple[int, dict[BatchId, Span]]] = {}
         self.on_metrics: Callable[[], object] | None = None
@@ -131,15 +129,19 @@ class RunDir:
         known = f"; runs there: {', '.join(siblings)}" if siblings else ""
         raise RunError(f"no run at {path}{detail}{known}")
 
-    def lock(self) -> None:
+    def lock(self, writer: Writer = "run") -> None:
         """Lock the folder for writing until this process ends, and remove unfinished files of killed processes.
+
+        Args:
+            writer: the part of the folder that this process writes.
 
         Raises:
             RunError: another process is writing to it, it cannot be written, or a link in it leads outside.
         """
         links.refuse(self.path, shared=SHARED, unread=UNREAD)
         with self._writing():
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            name = "lock" if writer == "run" else f"lock-{writer}"
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -148,7 +150,7 @@ class RunDir:
             raise RunError(
                 f"{self.path} is being written by process {owner}; wait for it or stop it first"
             ) from None
-        self._lock = descriptor
+        self._lock, self._writer = descriptor, writer
         with self._writing():
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -221,7 +223,9 @@ class RunDir:
     def _ranks(self) -> int:
         try:
             layout = self.section("layout")
-            return int(layout.get("fsdp", 1)) * int(layout.get("replicate", 1))
+            if self.section("rl").get("staleness"):  # `woodshed train` starts the ranks
+                return 1
+            return math.prod(int(layout.get(axis, 1)) for axis in ("fsdp", "replicate", "cp"))
         except (RunError, ValueError, TypeError):
             return 1
 
@@ -337,6 +341,9 @@ class RunDir:
         Raises:
             RunError: the disk is full or the folder is read-only. Earlier batches stay complete.
         """
+        assert self._writer == "run" or (kind in OF_COLLECTOR) == (self._writer == "collector"), (
+            f"{kind} is another process's"
+        )
         batch = {"phase": phase, "step": step, "part": part}
         lines = [json.dumps({**batch, "record": to_json(record)}, ensure_ascii=False) for record in records]
         lines.append(json.dumps({**batch, "done": len(lines)}))

@@ -10,6 +10,7 @@ from woodshed.boundary import described
 from woodshed.parts import Part, misfit
 from woodshed.records import RecipeError, SandboxError, WoodshedError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
+from woodshed.sandbox.ray_nodes import RayNodes
 from woodshed.sandbox.spec import Sandbox, SandboxSpec
 from woodshed.sandbox.unsafe import SubprocessSandbox
 from woodshed.settings import Settings
@@ -128,7 +129,7 @@ class Revocable:
 
 BUBBLEWRAP: SandboxProvider = Bubblewrap()
 """The default, for a caller without a recipe."""
-PROVIDERS: dict[str, SandboxProvider] = {"bubblewrap": BUBBLEWRAP}
+PROVIDERS: dict[str, SandboxProvider] = {"bubblewrap": BUBBLEWRAP, "ray": RayNodes()}
 """Those that can make attempts and grade them, by the name that a recipe gives them."""
 PROVIDER = Part("sandbox provider", PROVIDERS, like=SandboxProvider)
 
@@ -137,7 +138,8 @@ class SandboxSettings(Settings):
     """The provider of sandboxes for untrusted code."""
 
     provider: Annotated[str, PROVIDER] = "bubblewrap"
-    """Provider of sandboxes: bubblewrap, or an object of your own (package.module:name) with `open(spec)`."""
+    """Provider of sandboxes: bubblewrap, on this machine; ray, bubblewrap on every node of a Ray cluster; or an object
+    of your own (package.module:name) with `open(spec)`."""
 
     def create(self) -> SandboxProvider:
         """The provider.
@@ -149,11 +151,11 @@ class SandboxSettings(Settings):
         return provider if self.provider in PROVIDERS else OwnProvider(self.provider, provider)
 
     def check(self) -> None:
-        """Open a sandbox of nothing with a provider of the user's own, so that its mistakes are found before the work.
+        """Open a sandbox of nothing with any provider but the default, so that mistakes are found before the work.
 
         Raises:
             RecipeError: as `create`, or as `OwnProvider.open`.
             SandboxError: it can open none.
         """
-        if self.provider not in PROVIDERS:
+        if self.provider != "bubblewrap":
             self.create().open(SandboxSpec(())).close()

@@ -83,7 +83,7 @@ def _system(spec: SandboxSpec, store: Path, python: Interpreter) -> list[str]:
         elif Path(top).exists():
             line += ["--ro-bind", top, top]
     if python.inside == PYTHON:
-        for folder in ("bin", "lib", "lib64"):  # not pkgs or envs of a conda prefix
+        for folder in ("bin", "lib", "lib64", "include"):  # not pkgs or envs of a conda prefix
             line += ["--ro-bind-try", f"{python.prefix}/{folder}", f"{PYTHON}/{folder}"]
         for alias in python.aliases:
             line += ["--symlink", PYTHON, alias]

@@ -43,6 +43,8 @@ from woodshed.tokens.renderer import Renderer
 T = TypeVar("T")
 
 SYSTEM = "You are a helpful assistant."
+ANSWER_TOKENS = 256
+"""Length of the longest answer."""
 """System prompt of the answers."""
 MEASURED = 32  # demonstrations on which likelihoods are measured, spread evenly
 
@@ -83,7 +85,7 @@ def run(session: Session, state: TrainState) -> None:
         session.recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
         settings.feedback,
         steps=settings.steps,
-        message_tokens=settings.answer_tokens,
+        message_tokens=ANSWER_TOKENS,
     )
     publish(session.worker, engine, folder.path / "weights", state.step)
     before = folder.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, material.earlier))
@@ -127,8 +129,8 @@ def prepare(recipe: Recipe, run: RunDir, tasks: Sequence[Task]) -> Material:
 
 def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
     """Answer earlier prompts with the weights before the stage."""
-    asked, settings = subsample(earlier, MEASURED), session.recipe.distill
-    return answer(asked, session.engine, settings, name="earlier-0", seed=session.recipe.seed)
+    asked = subsample(earlier, MEASURED)
+    return answer(asked, session.engine, name="earlier-0", seed=session.recipe.seed)
 
 
 def gather(session: Session, state: TrainState, material: Material) -> list[Rollout]:
@@ -145,7 +147,7 @@ def attempts(session: Session, state: TrainState, material: Material) -> list[Ro
     recipe, settings, engine = session.recipe, session.recipe.distill, session.engine
     name, step = f"{state.stage}-{state.step}", state.step
     asked = draw(material.known, settings.answers_per_step, step, recipe.seed)
-    answers = answer(asked, engine, settings, name=name, seed=recipe.seed)
+    answers = answer(asked, engine, name=name, seed=recipe.seed)
     collector = Collector(
         engine,
         recipe.rollout,
@@ -230,9 +232,7 @@ def draw(items: Sequence[T], count: int, step: int, seed: int) -> list[T]:
     return chosen
 
 
-def answer(
-    asked: Sequence[Demonstration], engine: Engine, settings: DistillSettings, *, name: str, seed: int
-) -> list[Rollout]:
+def answer(asked: Sequence[Demonstration], engine: Engine, *, name: str, seed: int) -> list[Rollout]:
     """Answer prompts without their demonstrations, as rollouts of one turn.
 
     Raises:
@@ -241,7 +241,7 @@ def answer(
     contexts = [engine.renderer.start(SYSTEM, each.prompt, ()) for each in asked]
     ids = [f"{name}-{each.id}-{number}" for number, each in enumerate(asked)]
     requests = [
-        SampleRequest(context.ids, settings.answer_tokens, turn_seed(seed, rollout_id, 0))
+        SampleRequest(context.ids, ANSWER_TOKENS, turn_seed(seed, rollout_id, 0))
         for context, rollout_id in zip(contexts, ids, strict=True)
     ]
     engine.flush()  # answers made again after a kill must come out the same
@@ -259,6 +259,7 @@ def answer(
             calls=(),
             observations=(),
             error_kind=None,
+            experts=sample.experts,
         )
         ended = "finished" if sample.finish_reason == "stop" else "max_tokens"
         rollouts.append(Rollout(rollout_id, each.id, each.id, 0, seed, (turn,), Patch({}), ended, 0.0))

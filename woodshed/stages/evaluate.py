@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from woodshed.evals import effort, evaluation, suite
+from woodshed.evals.evaluation import Evaluation
 from woodshed.experience import Occasion
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.publish import publish
+from woodshed.runs.folder import RunDir
 from woodshed.stages.session import Session, refuse_stale
 
 
@@ -37,7 +39,12 @@ def measure(session: Session, version: int) -> None:
         progress=session.progress,
     )
     refuse_stale(run, [graded.rollout for graded in now.graded], version)
-    first = now if version == 0 else evaluation.from_run(run)[0]
-    if first.step < version:
+    record_effort(run, now)
+
+
+def record_effort(run: RunDir, now: Evaluation) -> None:
+    """Keep the change of effort with difficulty since the run's first evaluation."""
+    first = now if now.step == 0 else evaluation.from_run(run)[0]
+    if first.step < now.step:
         change = effort.change(first.graded, now.graded)
-        run.once("metrics", dict, "effort", version, lambda: [change])
+        run.once("metrics", dict, "effort", now.step, lambda: [change])

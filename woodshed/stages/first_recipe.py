@@ -61,7 +61,7 @@ def choose(
         policy=_policy(model, is_gpu),
         engine=EngineSettings(max_rows=128, cache_mb=4096) if is_gpu else EngineSettings(),
         agent=_budgets(model, is_gpu, longest),
-        curriculum=CurriculumSettings(repeats=True, uniform_share=1.0),
+        curriculum=CurriculumSettings(repeats=True, kind="even"),
         rollout=RolloutSettings(
             attempts=8 if is_gpu else 4,
             max_in_flight=128 if is_gpu else 32,
@@ -150,7 +150,7 @@ def reasons(recipe: Recipe, model: ModelFacts, machine: Hardware) -> Mapping[str
         "agent.rollout_tokens": "Tokens in all messages of an attempt.",
         "agent.tools.output_chars": "Characters shown of a command's output.",
         "curriculum.repeats": "Tasks may be drawn again, as there are few; false needs rl.steps x rl.tasks_per_step.",
-        "curriculum.uniform_share": "All tasks alike: a first run is too short to learn which are worth more.",
+        "curriculum.kind": "All tasks alike: a first run is too short to learn which are worth more.",
         "rollout.attempts": "Attempts at each task, which are compared with each other.",
         "rollout.max_in_flight": f"Attempts at the same time, as measured on {where}.",
         "rollout.tool_threads": "Sandboxes at the same time: one for each core.",

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.agent.command_line import shown, words
 from woodshed.curriculum import refuse_dry
+from woodshed.engines import vllm
 from woodshed.engines.chat import UNTRAINABLE
+from woodshed.engines.create import needs_model
 from woodshed.experience import scripted_expert
+from woodshed.learning.estimators import is_bounded
 from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
@@ -21,21 +24,30 @@ from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
 
 
-def refuse(recipe: Recipe) -> None:
+def refuse(recipe: Recipe, *, starts_ranks: bool = False) -> None:
     """Stop a run whose stages cannot be, or cannot learn.
+
+    Args:
+        starts_ranks: the ranks of the layout are not this process and its like, but will be started by it.
 
     Raises:
         RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
             be used; or a layout for other ranks than were started.
+        SamplerError: no vLLM can be started here.
     """
     parts.check(recipe)
     if recipe.engine.kind == "chat":
         raise RecipeError(UNTRAINABLE)
+    if recipe.engine.kind == "vllm":
+        vllm.find()
     refuse_tools(recipe)
     refuse_harness(recipe)
     recipe.sandbox.check()
     plan(recipe)
-    refuse_misfit(recipe.layout, recipe.policy.resolved_device())
+    if recipe.rl.staleness:
+        refuse_asynchronous(recipe)
+    if not starts_ranks:
+        refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     if {"sft", "distill", "solutions", "rl"} & {*recipe.stages}:
         refuse_adapter(recipe.optimizer, is_adapter=is_adapter)
@@ -51,6 +63,35 @@ def refuse(recipe: Recipe) -> None:
     if not (distill.demonstrations and distill.answers_per_step) and not distill.tasks_per_step:
         raise RecipeError(
             "stages has 'distill', which needs distill.demonstrations, or distill.tasks_per_step above 0"
+        )
+
+
+def refuse_asynchronous(recipe: Recipe) -> None:
+    """Stop a run with staleness that needs engine and trainer in one process, or whose ratio has no bound.
+
+    Raises:
+        RecipeError: names the setting.
+    """
+    said = f"rl.staleness = {recipe.rl.staleness}"
+    if needs_model(recipe.engine):
+        raise RecipeError(
+            f"{said} needs an engine that reads weights from a folder, and engine.kind = {recipe.engine.kind!r} "
+            "computes with the trainer's own; set engine.kind='process', 'vllm' or 'http', or rl.staleness=0"
+        )
+    if recipe.stages not in (("rl",), ("sft", "rl")):
+        raise RecipeError(
+            f"{said}: stages = {list(recipe.stages)} has a stage that needs the engine in the trainer's process; use "
+            "['rl'] or ['sft', 'rl'], or run the others before, as a run of their own"
+        )
+    if recipe.gate.every:
+        raise RecipeError(
+            f"{said}: gate.every = {recipe.gate.every} samples and scores in turns, and the trainer has no engine; set "
+            "gate.every=0 or rl.staleness=0"
+        )
+    if not is_bounded(recipe.loss):
+        raise RecipeError(
+            f"{said}: loss.estimator = {recipe.loss.estimator!r} gives a token a gradient that grows with its ratio "
+            "trainer/sampler without a bound, which old tokens drive up; use reinforce, icepop or mis"
         )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
-from woodshed.agent.prompt import Effort
 from woodshed.curriculum import CurriculumSettings
 from woodshed.engines.create import EngineSettings
 from woodshed.evals.tracking import Tracker
@@ -28,6 +27,7 @@ from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.parts import Part
 from woodshed.sandbox import SandboxSettings
 from woodshed.settings import FolderName, FolderPath, Settings
+from woodshed.stages.rl_settings import EvaluationSettings, RLSettings
 
 
 def _run_stage(session: Any, state: Any) -> None:
@@ -60,10 +60,7 @@ class SFTSettings(ExpertSettings):
     """Optimizer steps."""
     imitate: tuple[str, ...] = Field(default=("scripted",), min_length=1)
     """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
-    files of chats (.jsonl)."""
-    unsolved: bool = False
-    """Imitate also attempts of runs and ATIF files that did not solve their task. What a monitor flagged is never
-    imitated."""
+    files of chats (.jsonl). Of runs and ATIF files it is what solved its task and no monitor flagged."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
     learning_rate: float = Field(default=1e-3, ge=0)
@@ -91,8 +88,6 @@ class DistillSettings(Settings):
     """Prompts of `demonstrations` that are answered in one step."""
     tasks_per_step: int = Field(default=0, ge=0)
     """Practice tasks attempted in one step, once each; their demonstration is the solution."""
-    answer_tokens: int = Field(default=256, ge=1)
-    """Longest answer."""
     preset: Preset = "sdft"
     """Published form of teacher and divergence: sdft, opsd, or another that feedback.preset knows."""
 
@@ -100,35 +95,6 @@ class DistillSettings(Settings):
     def feedback(self) -> FeedbackSettings:
         """Teacher and divergence."""
         return FeedbackSettings(preset=self.preset)
-
-
-class RLSettings(Settings):
-    """The stage `rl`: reinforcement learning with targeted feedback."""
-
-    steps: int = Field(default=6, ge=1)
-    """Optimizer steps of RL and targeted feedback."""
-    tasks_per_step: int = Field(default=6, ge=1)
-    """Different tasks in one step."""
-
-    @field_validator("steps", mode="before")
-    @classmethod
-    def _at_least_one(cls, steps: Any) -> Any:
-        if steps == 0:
-            raise ValueError("a stage has at least one step; leave 'rl' out of `stages` to do without it")
-        return steps
-
-
-class EvaluationSettings(Settings):
-    """Measurements on the held-out tasks: those of the stage `evaluate`, and those before and after `rl`."""
-
-    attempts: int = Field(default=1, ge=1)
-    """Attempts per held-out task."""
-    limit: int = Field(default=0, ge=0)
-    """Held-out tasks used, a seeded sample spread over their repositories; 0 uses all."""
-    every: int = Field(default=0, ge=0)
-    """`rl` also evaluates after every so many steps; 0 evaluates before and after only."""
-    effort: Effort | None = None
-    """Effort that the prompts of evaluations ask for (low, medium, high); unset, they say nothing."""
 
 
 class Recipe(Settings):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from woodshed import parts
-from woodshed.engines.create import create
+from woodshed.engines.create import create, needs_model, starts_servers
+from woodshed.engines.elsewhere import EngineElsewhere
 from woodshed.engines.engine import Engine
-from woodshed.engines.http import HttpEngine
+from woodshed.engines.servers import ServedModel
+from woodshed.experience.annotations import critic_of
 from woodshed.learning import checkpoint, ranks
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.layout import shard
@@ -25,10 +29,12 @@ from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
 from woodshed.tokens.codec import refuse_lossy
-from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import Renderer, create_renderer
 
 Progress = Callable[[int, int, str], None]
+
+FINISH_S = 60.0
+"""Seconds that the end of a run waits for its newest checkpoint."""
 
 
 @dataclass
@@ -68,7 +74,9 @@ class Session:
         return self.worker.trainer
 
     def close(self) -> None:
-        """Close the engines."""
+        """Close the engines, and let a checkpoint be completed that the ranks can still complete."""
+        with suppress(Exception):  # what ended the run is told already
+            self.worker.checkpoints.finish(FINISH_S)
         try:
             if self.critic is not self.engine:
                 self.critic.close()
@@ -93,34 +101,47 @@ def open_session(
         PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
     """
     progress(0, 0, f"loading {recipe.policy.model}")
-    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed, is_whole=ranks.count() == 1)
     copied = None
     if ranks.count() > 1:
         shard(policy, recipe.layout)
-        if recipe.engine.kind != "http":  # sampling is no exchange between ranks
+        if needs_model(recipe.engine) and not recipe.rl.staleness:  # sampling is no exchange between ranks
             copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
     worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     if parts.own(recipe):  # a codec or a tool
         refuse_lossy(renderer.codec, recipe.agent.tools.specs)
-    engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
+    if recipe.rl.staleness:
+        longest = int(policy.model.config.get_text_config().max_position_embeddings)
+        engine = EngineElsewhere(renderer, longest)
+        return Session(recipe, run, worker, engine, renderer, engine, progress, practice, heldout)
+    served = served_model(recipe, policy, loaded.directory)
+    if starts_servers(recipe.engine):
+        progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
+    sampled = policy.model if copied is None else copied
+    engine = create(recipe.engine, renderer, sampled, served, run.path / "engines")
     try:
         refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, MAX_LOGP_GAP)
         publish(worker, engine, run.path / "weights", 0)
         refuse_another_model(worker, engine, recipe.engine.temperature, MAX_LOGP_GAP)
-        critic = critic_of(recipe, engine)
+        critic = critic_of(recipe.critic, engine)
     except BaseException:
         engine.close()
         raise
     return Session(recipe, run, worker, engine, renderer, critic, progress, practice, heldout)
 
 
-def critic_of(recipe: Recipe, engine: Engine) -> Engine:
-    """The engine that reads attempts: a server's model, or the policy itself."""
-    if recipe.critic.endpoint is None:
-        return engine
-    tokenizer, _ = load_tokenizer(recipe.critic.model)
-    return HttpEngine(recipe.critic.endpoint, create_renderer(tokenizer, codec="plain"))
+def served_model(recipe: Recipe, policy: Policy, folder: Path) -> ServedModel:
+    """The policy as servers are to sample from it.
+
+    Args:
+        folder: of the model that training begins with.
+    """
+    rank = policy.model.peft_config["default"].r if policy.is_adapter else 0
+    is_cuda = policy.device.type == "cuda"
+    return ServedModel(
+        folder, recipe.policy.dtype, lora_rank=rank, trained_gpus=ranks.started_here() if is_cuda else 0
+    )
 
 
 def begin(
@@ -147,6 +168,7 @@ def begin(
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
+    session.worker.settle()
     newest = checkpoint.latest(session.run, session.recipe.stage_labels)
     session.worker.begin(state.stage, settings, newest, resumes=state.step > 0)
     if unpacked := session.worker.trainer.unpacked:

@@ -13,7 +13,7 @@ from woodshed.experience.compile import rollout_samples, sft_sample
 from woodshed.experience.rename_augmentation import renamed
 from woodshed.experience.samples import TrainingSample
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
-from woodshed.experience.transcripts import Selection, Transcript
+from woodshed.experience.transcripts import Transcript
 from woodshed.learning.checkpoint import TrainState
 from woodshed.records import RecipeError, Task, from_json, to_json
 from woodshed.runs.folder import RunDir
@@ -60,8 +60,8 @@ def prepare(recipe: Recipe, run: RunDir, heldout: Sequence[Task]) -> list[Transc
     if paths and not (run.path / copy).exists():
         tokenizer, folder = load_tokenizer(recipe.policy.model)
         renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=folder)
-        wanted = Selection(recipe.sft.unsolved, frozenset(task.id for task in heldout))
-        sources = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
+        apart = frozenset(task.id for task in heldout)
+        sources = [each for path in paths for each in transcripts.read(path, renderer, apart)]
         run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in sources))
     lines = (run.path / copy).read_text(encoding="utf-8").splitlines() if paths else []
     return [from_json(Transcript, json.loads(line)) for line in lines]

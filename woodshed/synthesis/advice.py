@@ -14,36 +14,6 @@ ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized a
 """Lines of pytest's output that say why it did not run."""
 MISSING_VARIABLE = re.compile(r"KeyError: ['\"]([A-Z][A-Z0-9_]{2,})['\"]")
 """The error of `os.environ` for a variable that is not set."""
-IMPORTED_AS = {
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "django": "django",
-    "docx": "python-docx",
-    "dotenv": "python-dotenv",
-    "flask": "flask",
-    "freezegun": "freezegun",
-    "hypothesis": "hypothesis",
-    "jinja2": "jinja2",
-    "jwt": "pyjwt",
-    "lxml": "lxml",
-    "numpy": "numpy",
-    "pandas": "pandas",
-    "parameterized": "parameterized",
-    "PIL": "pillow",
-    "pkg_resources": "setuptools<82",
-    "pydantic": "pydantic",
-    "pytz": "pytz",
-    "requests": "requests",
-    "scipy": "scipy",
-    "six": "six",
-    "sklearn": "scikit-learn",
-    "sqlalchemy": "sqlalchemy",
-    "toml": "toml",
-    "yaml": "pyyaml",
-}
-"""Modules, each with the distribution that is known to bring it. No other module's name is advised as one."""
 
 
 def failing(name: str, run: TestRun, broken: set[str], described: project.Project) -> str:
@@ -78,7 +48,7 @@ def _advice(text: str, described: project.Project) -> list[str]:
     known, ours, unknown = list[str](), list[str](), list[str]()
     for module in missing:
         top = module.partition(".")[0]
-        distribution = IMPORTED_AS.get(top) or plugins.distribution(module)
+        distribution = plugins.IMPORTED_AS.get(top) or plugins.distribution(module)
         shared = any(
             name.startswith(f"{top}.") for name in described.packages
         )  # a namespace, of many distributions
@@ -99,8 +69,9 @@ def _advice(text: str, described: project.Project) -> list[str]:
         )
     if ours:
         lines.append(
-            f"{', '.join(ours)}: a name of this repository, for which nothing is to be installed. Give a folder in "
-            "which it can be imported from the top, from src, or from where the package lies"
+            f"{', '.join(ours)}: a name of this repository, which no index is asked for. Give a folder in which it can "
+            "be imported from the top, from src, or from where the package lies; or require the project of the "
+            "repository that has it, by its name in 'extra_requirements=[...]': it is built from there"
         )
     if unknown:
         lines.append(

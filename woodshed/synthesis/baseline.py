@@ -15,7 +15,7 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.session import with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
-from woodshed.synthesis import advice, pins, project, suite
+from woodshed.synthesis import advice, builds, pins, project, setup_command, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
@@ -153,11 +153,13 @@ def _draft_of(
 ) -> tuple[Baseline, project.Project]:
     """The repository built and its environment resolved, its tests not yet run."""
     name = repository.name
-    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
+    progress(0, 0, f"building {name}, at most {builds.BUILD_TIMEOUT_S:.0f} s")
     described = project.read(repository, sandboxes=sandboxes)
     progress(0, 0, f"preparing the environment of {name}")
     environment, described = pins.environment_of(described, extra_requirements, sandboxes)
     environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
+    made = setup_command.run(repository, environment, sandboxes)
+    described = replace(described, generated=(*described.generated, *made))
     for reason in described.left_out:
         progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
     return _draft(repository, described, environment), described
@@ -292,7 +294,7 @@ def _complain(repository: Repository, run: TestRun, timeout_s: float, described:
     """Raise a TaskError for a run that says nothing about the tests."""
     name = repository.name
     if not run.outcomes:
-        with project.named(name):
+        with builds.named(name):
             refuse_what_pytest_refuses(repository.tree)
     if run.timed_out:
         raise TaskError(

@@ -80,6 +80,26 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     return settings or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
 
 
+def inherit_pytest_settings(tree: Path, root: Path) -> None:
+    """Give a project without settings of pytest those of its repository's root, which pytest would find above it; but
+    for those that name places there.
+
+    Raises:
+        TaskError: a file cannot be read.
+    """
+    places = ("testpaths", "pythonpath", "norecursedirs", "confcutdir", "cache_dir")
+    settings = {} if pytest_settings(tree) else pytest_settings(root)
+    lines = [f"{key} = {_ini_value(key, value)}" for key, value in settings.items() if key not in places]
+    if lines and not (tree / "pytest.ini").exists():
+        (tree / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]), encoding="utf-8")
+
+
+def _ini_value(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return shlex.join(map(str, value)) if key == "addopts" else "".join(f"\n    {each}" for each in value)
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("\n", "\n    ")
+
+
 def refuse_what_pytest_refuses(tree: Path) -> None:
     """Raise TaskError if pytest would end with a traceback about its settings in pyproject.toml."""
     if any((tree / name).is_file() for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")):

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from woodshed.records import TaskError
 from woodshed.runs.machine import git_environment
-from woodshed.synthesis.siblings import enclosing
+from woodshed.synthesis.siblings import Origin
 
 FORMS = "https://HOST/OWNER/NAME@REV, git@HOST:OWNER/NAME@REV or git+file:///PATH@REV"
 ARCHIVE = re.compile(r"\.(zip|whl|tar|tgz|tar\.\w+)$")
@@ -83,8 +83,8 @@ def _refused(source: str) -> None:
     raise TaskError(f"{without_secrets(source)!r} cannot be read; write {FORMS}")
 
 
-def fetch(source: GitSource, into: Path) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-    """The files of a revision in a folder: version, resolved source, and names of the rest of a larger repository.
+def fetch(source: GitSource, into: Path) -> tuple[str, str, Origin]:
+    """The files of a revision in a folder: version, resolved source, and where the rest of a larger repository is.
 
     Raises:
         TaskError: it cannot be cloned, or has no such revision or folder.
@@ -97,9 +97,9 @@ def fetch(source: GitSource, into: Path) -> tuple[str, str, tuple[tuple[str, str
     except TaskError:  # a branch of the remote that nobody checked out
         commit = _git([*asked, f"origin/{source.revision}^{{commit}}"], known, into)
     _git(["-c", "core.hooksPath=/dev/null", "checkout", "--quiet", "--detach", commit], known, into)
-    version, beside = _described(into), _only(into, source)
+    version, origin = _described(into), _only(into, source)
     resolved = f"git+{_as_url(without_secrets(source.address))}@{commit}"
-    return version, resolved + (f"#subdirectory={source.subdirectory}" if source.subdirectory else ""), beside
+    return version, resolved + (f"#subdirectory={source.subdirectory}" if source.subdirectory else ""), origin
 
 
 def clone(source: GitSource, into: Path) -> None:
@@ -112,22 +112,22 @@ def clone(source: GitSource, into: Path) -> None:
     _git(arguments, f"{without_secrets(source.address)} cannot be cloned")
 
 
-def _only(clone: Path, source: GitSource) -> tuple[tuple[str, str], ...]:
-    """Leave the asked folder of a checkout, without git's own; the names of what is around it."""
+def _only(clone: Path, source: GitSource) -> Origin:
+    """Leave the asked folder of a checkout, without git's own, and the whole of it beside that."""
+    is_ours = source.address.startswith("file:")
     if not source.subdirectory:
         shutil.rmtree(clone / ".git")
-        return ()
+        return Origin(clone.resolve(), clone.resolve(), is_ours)
     inner = clone / source.subdirectory
     if not inner.is_dir() or not inner.resolve().is_relative_to(clone.resolve()):
         raise TaskError(
             f"{without_secrets(source.address)}: no folder {source.subdirectory!r} in {source.revision}"
         )
-    beside = tuple(enclosing(inner.resolve()))
     aside = clone.with_name(f"{clone.name}.whole")
+    shutil.rmtree(aside, ignore_errors=True)
     clone.rename(aside)
-    shutil.move(aside / source.subdirectory, clone)
-    shutil.rmtree(aside)
-    return beside
+    shutil.copytree(aside / source.subdirectory, clone, symlinks=True)
+    return Origin((aside / source.subdirectory).resolve(), aside.resolve(), is_ours)
 
 
 def _as_url(address: str) -> str:

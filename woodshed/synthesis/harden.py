@@ -36,6 +36,7 @@ from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import leaks, stubs, task_variants
+from woodshed.synthesis.leaks import evidence
 from woodshed.synthesis.recheck import check
 from woodshed.synthesis.repository_context import GENERATOR, lay
 from woodshed.synthesis.task_variants import Parent, VariantDraft
@@ -68,8 +69,6 @@ DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[V
     "E1": task_variants.narrow,
     "E2": task_variants.explain,
 }
-WIDER = ("H2", "H5", "H10")
-"""These take code away of which nobody has asked yet whether it also stands in a library."""
 HARDER = tuple(name for name in DRAFTS if name.startswith("H"))
 EASIER = tuple(name for name in DRAFTS if name.startswith("E"))
 
@@ -178,6 +177,7 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
         Unproven: with the reason.
     """
     task = parent.task
+    _without_copy(parent, draft)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         workspace, hidden = _lay_out(parent, draft, Path(scratch))
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
@@ -207,12 +207,24 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
             tests=tests,
             gold={p: None if text is None else syntax.write(p, text) for p, text in gold.items()},
         )
-    shared = leaks.LIBRARIES if draft.operator in WIDER else ()
     if reasons := check(written, parent.sandboxes):
         raise Unproven(f"not proven: {reasons[0].partition(': ')[2]}")
-    if leak := leaks.first_leak(written, parent.sandboxes, shared):
+    if leak := leaks.first_leak(written, parent.sandboxes, tests=False):  # `check` has looked for the tests
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _without_copy(parent: Parent, draft: VariantDraft) -> None:
+    """Refuse to take away what the parent has, and a library too.
+
+    Raises:
+        Unproven: with the place of the copy.
+    """
+    for path, shown in draft.shown.items():
+        before = parent.before.get(path) if path not in parent.shown else parent.shown[path]
+        for name in evidence.missing(before or "", shown or ""):
+            if where := parent.copies.get((path, name)):
+                raise Unproven(f"leaks: {name} of {path} also stands in {where}")
 
 
 def _decoys(task: Task, failing: Iterable[str], changed: Iterable[str]) -> tuple[Decoy, ...]:
@@ -302,15 +314,14 @@ def _visible_tests(parent: Parent, workspace: Path, ids: Sequence[str], command:
     """
     task = parent.task
     spec = with_runner(dataclasses.replace(sandbox_spec(task), lowers=(workspace,)))
+    there = [test for test in ids if (workspace / test.partition("::")[0]).is_file()]
+    options, limit_s = task.environment.pytest_options, task.verify_timeout_s
+    with parent.sandboxes.open(spec) as sandbox:
+        run = run_tests(sandbox, ids=there, packages=(), timeout_s=limit_s, options=options)
+    bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
     passing: list[str] = []
-    for path in sorted({test.partition("::")[0] for test in ids}):
-        if not (workspace / path).is_file():
-            continue
-        with parent.sandboxes.open(spec) as sandbox:
-            mine = [test for test in ids if test.startswith(f"{path}::")]
-            options, limit_s = task.environment.pytest_options, task.verify_timeout_s
-            run = run_tests(sandbox, ids=mine, packages=(), timeout_s=limit_s, options=options)
-        bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
+    for path in sorted({test.partition("::")[0] for test in there}):
+        mine = [test for test in there if test.startswith(f"{path}::")]
         shown = _shown(workspace, path)
         text = None if shown is None else task_variants.without_tests(shown, bad)
         if text is None or path in run.collection_errors:
@@ -320,7 +331,7 @@ def _visible_tests(parent: Parent, workspace: Path, ids: Sequence[str], command:
         passing += [path] if any(run.outcomes[test] == "passed" for test in mine) else []
     with parent.sandboxes.open(spec) as sandbox:
         for tried in (command, *(command_for("-q", path) for path in passing)):
-            if sandbox.exec(tried, timeout_s=task.verify_timeout_s).outcome == "ok":
+            if sandbox.exec(tried, timeout_s=limit_s).outcome == "ok":
                 return tried
     raise Unproven("no visible test passes")
 

@@ -27,6 +27,7 @@ from woodshed.synthesis.candidates import COMBINED_SHARE, candidates, combinatio
 from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.impossible import contradict
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.members import members, source_of
 from woodshed.synthesis.operators import Symbol
 from woodshed.synthesis.progress import Phases, Progress
 from woodshed.synthesis.proof import prove, prove_revert
@@ -41,6 +42,7 @@ from woodshed.synthesis.repository_context import (
     folder_name,
     read_context,
 )
+from woodshed.synthesis.siblings import Origin
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import write_tests
 from woodshed.tasks import environment, folder
@@ -89,7 +91,7 @@ def make(
     settings = settings or SynthesisSettings()
     selection.refuse(settings.pytest_args)
     _allow_variables(settings.env)
-    report, sandboxes, phases = MakeReport(), settings.sandbox.create(), Phases(progress)
+    report, phases = MakeReport(), Phases(progress)
     folder.refuse_run(out)
     with folder.claimed(out), phases.repeated():
         for source in repositories:
@@ -100,10 +102,51 @@ def make(
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
                 for phase in ("suite", "map"):
                     phases.bound(phase, min(FIRST_ROUND_S, settings.mapping_timeout_s))
-                phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
-                repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
-                _make_in_rounds(repository, out, settings, report, phases)
+                repository = _fetched(source, Path(scratch, "tree"), settings, phases)
+                if places := members(repository.tree):
+                    _make_members(source, places, out, settings, report, phases)
+                else:
+                    _make_in_rounds(repository, out, settings, report, phases)
     return report
+
+
+def _fetched(source: str, tree: Path, settings: SynthesisSettings, phases: Phases) -> sources.Repository:
+    phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
+    repository = sources.fetch(source, tree, settings.sandbox.create(), settings.python)
+    return replace(repository, setup=settings.setup)
+
+
+def _make_members(
+    source: str,
+    places: Sequence[str],
+    out: Path,
+    settings: SynthesisSettings,
+    report: MakeReport,
+    phases: Phases,
+) -> None:
+    """Tasks of the members of a repository, each with its share of the limit. One that cannot be used is noted.
+
+    Raises:
+        TaskError: none can be used; all reasons are in it.
+    """
+    before, failed = len(report.accepted), list[str]()
+    last_names = Counter(place.rpartition("/")[2] for place in places)
+    for number, place in enumerate(places):
+        left = settings.limit and settings.limit - (len(report.accepted) - before)
+        if settings.limit and not left:
+            break
+        share = settings.model_copy(update={"limit": -(-left // (len(places) - number))})
+        with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+            try:
+                repository = _fetched(source_of(source, place), Path(scratch, "tree"), share, phases)
+                if last_names[place.rpartition("/")[2]] > 1:
+                    repository = replace(repository, name=sources.plain_name(place))
+                _make_in_rounds(repository, out, share, report, phases)
+            except TaskError as error:
+                failed.append(f"{place}: no tasks: {error}")
+    if len(failed) == len(places):
+        raise TaskError("\n".join(failed))
+    report.notes += failed
 
 
 def _make_in_rounds(
@@ -339,9 +382,12 @@ def _make_reverts(
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
                 continue
             tree = Path(scratch, f"tree-{number}")
-            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree, settings.sandbox.create())
+            repository = _fetched(f"git+file://{history}@{commit.sha}", tree, settings, phases)
             repository = replace(
-                repository, name=sources.plain_name(git.name), source=f"git+{address}@{commit.sha}"
+                repository,
+                name=sources.plain_name(git.name),
+                source=f"git+{address}@{commit.sha}",
+                origin=Origin(tree, tree, is_ours=git.address.startswith("file:")),
             )
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()

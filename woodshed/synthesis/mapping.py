@@ -18,15 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from woodshed.grading import session
-from woodshed.records import Environment, TaskError, from_json, to_json
+from woodshed.records import TaskError, from_json, to_json
 from woodshed.runs import machine
 from woodshed.runs.files import write_atomically
 from woodshed.sandbox import BUBBLEWRAP, Result, SandboxProvider
 from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map
 from woodshed.synthesis.progress import Progress
-from woodshed.synthesis.project import PYTHON
-from woodshed.tasks.environment import prepare, resolve
+from woodshed.tasks import environment
 
 COVERAGE = "coverage==7.17.5"
 TESTS_EACH = 250
@@ -109,8 +108,7 @@ def trace(
     Raises:
         TaskError: it gave no answer, and no test of it had begun.
     """
-    tool = Environment(PYTHON, resolve([COVERAGE], python=PYTHON), packages=())
-    (site,) = (prepare(tool) / "lib").glob("python*/site-packages")
+    (site,) = (environment.tool(COVERAGE, baseline.environment.python) / "lib").glob("python*/site-packages")
     tracer = Path(__file__).with_name("tracer.py")
     binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
     files = [path for path in baseline.package_files if path.endswith(".py")]

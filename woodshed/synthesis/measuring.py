@@ -23,7 +23,6 @@ from woodshed.synthesis import clocks, leaks, mapping, reports, selection, sourc
 from woodshed.synthesis.baseline import Baseline, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.progress import Phases
-from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.repository_context import (
     FIT,
     GENERATOR,
@@ -31,6 +30,7 @@ from woodshed.synthesis.repository_context import (
     SynthesisSettings,
     texts,
 )
+from woodshed.synthesis.siblings import surroundings
 from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
@@ -103,7 +103,8 @@ def _gone_if_refused(parts: Path) -> Iterator[None]:
 
 def _place(repository: sources.Repository, settings: SynthesisSettings) -> str:
     """Name of what is kept for a repository: another one for whatever changes the outcomes of its tests."""
-    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
+    asked = [GENERATOR, repository.sha256, repository.python, repository.setup, *settings.extra_requirements]
+    asked.append(surroundings(repository.tree, repository.beside, repository.origin))
     asked += [*settings.pytest_args, *settings.deselect, *settings.env]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     return f"{repository.name}-{key}"

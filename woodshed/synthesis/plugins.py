@@ -87,6 +87,37 @@ PLUGINS = {
 }
 """Distributions, each as the package index has it."""
 
+IMPORTED_AS = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "django": "django",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "flask": "flask",
+    "freezegun": "freezegun",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "jwt": "pyjwt",
+    "lxml": "lxml",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "parameterized": "parameterized",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools<82",
+    "pydantic": "pydantic",
+    "pytz": "pytz",
+    "requests": "requests",
+    "scipy": "scipy",
+    "six": "six",
+    "sklearn": "scikit-learn",
+    "sqlalchemy": "sqlalchemy",
+    "toml": "toml",
+    "yaml": "pyyaml",
+}
+"""Modules, each with the distribution that is known to bring it. No other module's name is advised as one."""
+
 
 def demands(tree: Path) -> list[Demand]:
     """All that the settings of pytest and the conftest files demand, once each."""

@@ -13,8 +13,8 @@ from woodshed.runs.pace import duration
 Progress = Callable[[int, int, str], None]
 """progress(done, total, text), as in `woodshed.cli.terminal`."""
 
-QUIET_S = 9.0
-"""After so long the work is named again: nothing is silent for more than ten seconds."""
+QUIET_S = 6.0
+"""After so long the work is named again: nothing is silent for more than ten seconds, on a busy machine either."""
 
 
 class Phases:

@@ -6,86 +6,26 @@ host reads the wheel as data.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
-import json
 import re
-import sys
-import zipfile
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from email import message_from_string
 from email.message import Message
 from pathlib import Path
-from typing import Any
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter, ValidationError
 
-from woodshed.records import Environment, TaskError
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec
+from woodshed.records import TaskError
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import requirements
-from woodshed.synthesis.configuration import read_toml
-from woodshed.synthesis.siblings import Siblings, is_described, projects, siblings
+from woodshed.synthesis.builds import BUILD_TIMEOUT_S, built, choice, contents_of, metadata_of, named
+from woodshed.synthesis.locks import Lock
+from woodshed.synthesis.siblings import Siblings, siblings
 from woodshed.synthesis.sources import Repository
-from woodshed.tasks.environment import prepare, resolve
-from woodshed.tasks.folder import is_clean, is_protected
+from woodshed.tasks import interpreters
+from woodshed.tasks.folder import is_protected
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-BUILD_TIMEOUT_S = 300.0
-BUILD_TOOLS = frozenset(
-    "flit-core hatch-vcs hatchling packaging pbr pdm-backend poetry-core setuptools setuptools-scm wheel".split()
-)
-"""Public names, which a package index has however a repository calls its folders."""
-MOST_TOLD = 12
 NAMESPACE = re.compile(rb"declare_namespace|extend_path")
-WHEEL_FILES, WHEEL_BYTES = 20_000, 256 << 20
-"""The most that a wheel may unpack to."""
-
-HOOK = """
-import importlib, json, os, sys
-backend, paths, hook, out = json.loads(sys.argv[1])
-sys.path[:0] = paths
-name, _, attribute = backend.partition(":")
-module = importlib.import_module(name)
-for part in filter(None, attribute.split(".")):
-    module = getattr(module, part)
-if hook == "requires":
-    answer = getattr(module, "get_requires_for_build_wheel", lambda: [])()
-else:
-    os.makedirs(out, exist_ok=True)
-    answer = module.build_wheel(out)
-os.write(3, json.dumps(answer).encode())
-"""
-
-
-@dataclass(frozen=True)
-class _BuildSystem:
-    """The table [build-system] of a pyproject.toml (PEP 518)."""
-
-    requires: tuple[str, ...] = ("setuptools>=40.8",)
-    build_backend: str = "setuptools.build_meta:__legacy__"
-    backend_path: tuple[str, ...] = ()
-
-    @classmethod
-    def reading(cls, name: str, table: Any) -> _BuildSystem:
-        """The table, its types checked; keys of other tools are ignored."""
-        try:
-            known = {key.replace("-", "_"): value for key, value in table.items()}
-            fields = {
-                field.name: known[field.name] for field in dataclasses.fields(cls) if field.name in known
-            }
-            return TypeAdapter(cls).validate_json(json.dumps(fields, default=str), strict=True)
-        except (AttributeError, ValidationError) as error:
-            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is no table"
-            raise TaskError(f"{name}: [build-system] of its pyproject.toml cannot be read: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -100,15 +40,20 @@ class Project:
     paths: tuple[str, ...]
     """Paths of the packages in the tree: folders, or files of single modules."""
     requirements: tuple[str, ...]
-    """Of the package itself, with the markers of this machine settled."""
+    """Of the package itself, with the markers of this machine settled; one with an address ("core @ file:///...") is
+    built from there."""
     test_requirements: tuple[str, ...]
     entry_points: str
     generated: tuple[str, ...]
     """Files that the build made and the tree lacked; they are in the tree now."""
+    described: tuple[str, ...] = ()
+    """Projects in the tree that it requires, by their addresses: their metadata are installed."""
     plugins: tuple[str, ...] = ()
     """Requirements that the configuration of pytest demands."""
     left_out: tuple[str, ...] = ()
     """Requirements that are not installed, each with the reason."""
+    python: str = interpreters.OURS
+    lock: Lock = field(default_factory=Lock)
     inside: Siblings = field(default_factory=Siblings)
     """Names that are of the repository itself."""
 
@@ -122,22 +67,17 @@ def read(
         timeout_s: for each question to the build backend; there are at most three.
 
     Raises:
-        TaskError: the build fails or does not end, needs something that has no wheel, makes compiled extensions, or
-            leaves no package.
+        TaskError: the build fails or does not end, needs something that has no wheel, or leaves no package.
     """
     tree = repository.tree
-    contents = contents_of(repository.name, _built(repository, timeout_s, sandboxes))
-    info, metadata, version = metadata_of(repository.name, contents)
+    contents = contents_of(repository.name, built(repository, timeout_s, sandboxes))
+    info, metadata, version = metadata_of(repository.name, contents, repository.python)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
-    if compiled := sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib"))):
-        raise TaskError(
-            f"{repository.name} has compiled extensions ({compiled[0]}); only pure Python is made into tasks"
-        )
     homes = _locate(tree, code)
     if not homes:
         raise TaskError(
             f"{repository.name}: no package of its wheel was found in the repository{_elsewhere(tree, code)}"
-            f"{_choice(tree)}"
+            f"{choice(tree)}"
         )
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
@@ -153,49 +93,13 @@ def read(
         test_requirements=tuple(required.tests),
         generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
+        described=tuple(dict.fromkeys(required.described)),
         plugins=tuple(required.demanded),
         left_out=tuple(required.left_out),
+        python=repository.python,
+        lock=inside.lock,
         inside=inside,
     )
-
-
-def _built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
-    """The wheel of a repository, or its stand-in.
-
-    Raises:
-        TaskError: the build fails; it names the projects inside, one of which may be meant.
-    """
-    with named(repository.name):
-        if not is_described(repository.tree):
-            return _as_it_is(repository)
-    try:
-        return build(repository, timeout_s, sandboxes)
-    except TaskError as error:
-        raise TaskError(f"{error}{_choice(repository.tree)}") from None
-
-
-def metadata_of(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
-    """Folder of a wheel's metadata, the metadata, and the normalised version.
-
-    Raises:
-        TaskError: the metadata is missing or malformed, or demands another Python.
-    """
-    paths = [path for path in contents if path.endswith(".dist-info/METADATA")]
-    if not paths:
-        raise TaskError(f"{name}: its build made a wheel without METADATA")
-    info = min(paths).rpartition("/")[0]
-    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
-    needed = metadata.get("Requires-Python", "")
-    try:
-        version = str(Version(metadata["Version"] or ""))
-        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
-    except (InvalidVersion, InvalidSpecifier) as error:
-        raise TaskError(f"{name}: the METADATA of its wheel cannot be read: {error}") from None
-    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
-        raise TaskError(f"{name}: its wheel's METADATA has Name = {metadata['Name']!r}")
-    if not fits:
-        raise TaskError(f"{name} requires Python {needed}; this is Python {PYTHON}")
-    return info, metadata, version
 
 
 def _required(
@@ -207,170 +111,15 @@ def _required(
         TaskError: a requirement lies in a part of the repository that was not fetched.
     """
     with named(repository.name):
-        inside = siblings(repository.tree, name, repository.beside)
-        required = requirements.find(repository.tree, metadata, inside)
+        inside = siblings(repository.tree, name, repository.beside, repository.origin)
+        required = requirements.find(repository.tree, metadata, inside, repository.python)
     if required.unfetched:
+        lines = "\n    ".join(["", *required.unfetched])
         raise TaskError(
-            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
+            f"{repository.name} requires what is not here:{lines}\n"
             "Give the whole repository, or a copy of this folder that holds that code too"
         )
     return required, inside
-
-
-@contextlib.contextmanager
-def named(name: str) -> Iterator[None]:
-    """A file that cannot be read is one of a repository, which the reason names."""
-    try:
-        yield
-    except TaskError as error:
-        raise TaskError(f"{name}: {error}") from None
-
-
-def _indented(line: str) -> str:
-    return f"\n    {line}"
-
-
-def contents_of(name: str, wheel: bytes) -> dict[str, bytes]:
-    """The files of a wheel. It was made by somebody else's code: as large, and named, as it likes.
-
-    Raises:
-        TaskError: no wheel, one too large, or a name that is not below its root.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(wheel)) as bundle:
-            members = [member for member in bundle.infolist() if not member.is_dir()]
-            size = sum(member.file_size for member in members)
-            if size > WHEEL_BYTES or len(members) > WHEEL_FILES:
-                raise TaskError(
-                    f"{name}: its wheel holds {len(members)} files of {size >> 20} MB; at most {WHEEL_FILES} files of "
-                    f"{WHEEL_BYTES >> 20} MB are unpacked"
-                )
-            for member in members:
-                if not is_clean(member.filename):
-                    raise TaskError(
-                        f"{name}: its wheel holds {member.filename!r}, which is no path below its root"
-                    )
-            return {member.filename: bundle.read(member) for member in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise TaskError(f"{name}: its build answered with something that is no wheel: {error}") from None
-
-
-# ---- build ------------------------------------------------------------------------------------------------
-
-
-def build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
-    """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
-    with named(repository.name):
-        system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
-    known = _BuildSystem.reading(repository.name, system)
-    requires, backend = [*known.requires], known.build_backend
-    if backend.startswith("setuptools."):
-        requires += ["setuptools", "wheel"]
-    paths = [f"/workspace/{path}" for path in known.backend_path]
-    with _builder(repository, requires, sandboxes) as sandbox:
-        more = _hook(sandbox, repository, backend, paths, "requires", timeout_s)
-        if not isinstance(more, list) or not all(isinstance(each, str) for each in more):
-            raise TaskError(
-                f"{repository.name}: its build with {backend} requires {str(more)[:100]!r}: no list of names"
-            )
-        if not set(more) - set(requires):
-            return _wheel(sandbox, repository, backend, paths, timeout_s)
-    with _builder(repository, [*requires, *more], sandboxes) as sandbox:
-        return _wheel(sandbox, repository, backend, paths, timeout_s)
-
-
-def _builder(repository: Repository, requires: Sequence[str], sandboxes: SandboxProvider) -> Sandbox:
-    try:
-        pins = resolve(_forbuild(repository, requires))
-    except TaskError as error:
-        raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
-    environment = Environment(PYTHON, pins, packages=())
-    scm = re.sub(r"[-_.]+", "_", repository.name).upper()
-    names = ("SETUPTOOLS_SCM_PRETEND_VERSION", f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{scm}", "PBR_VERSION")
-    versions = dict.fromkeys(
-        (*names, "PDM_BUILD_SCM_VERSION", "POETRY_DYNAMIC_VERSIONING_BYPASS"), repository.version
-    )
-    return sandboxes.open(
-        SandboxSpec(lowers=(repository.tree,), environment=prepare(environment), env=versions)
-    )
-
-
-def _forbuild(repository: Repository, requires: Sequence[str]) -> list[str]:
-    """Requirements of a build here. A malformed line stays as it is: `resolve` names it.
-
-    Raises:
-        TaskError: a name that exists inside the repository, where a stranger's would be installed.
-    """
-    inside = siblings(repository.tree, "", repository.beside)
-    needed = []
-    for text in requires:
-        try:
-            requirement = Requirement(text)
-            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
-            needed.append(text)
-            continue
-        name = canonicalize_name(requirement.name)
-        if holds and name not in BUILD_TOOLS and (place := inside.place(name)):
-            raise TaskError(
-                f"{text!r} is of the repository itself ({place}), and never fetched from a package index. Give a copy "
-                "without pyproject.toml, setup.py and setup.cfg: its packages are then taken as they lie"
-            )
-        requirement.marker = None
-        needed += [str(requirement)] if holds else []
-    return needed
-
-
-def _wheel(
-    sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], timeout_s: float
-) -> bytes:
-    name = _hook(sandbox, repository, backend, paths, "wheel", timeout_s)
-    if not isinstance(name, str) or not is_clean(name) or "/" in name:
-        raise TaskError(f"{repository.name}: its build with {backend} named its wheel {str(name)[:100]!r}")
-    try:
-        return sandbox.read(f"/tmp/wheel/{name}")
-    except OSError as error:
-        raise TaskError(
-            f"{repository.name}: its build with {backend} left no wheel {name}: {error.strerror}"
-        ) from None
-
-
-def _hook(
-    sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], hook: str, timeout_s: float
-) -> Any:
-    request = json.dumps([backend, paths, hook, "/tmp/wheel"])
-    result = sandbox.exec(["/env/bin/python", "-I", "-c", HOOK, request], timeout_s=timeout_s, channel=True)
-    if result.outcome == "ok":
-        try:
-            return json.loads(result.channel)
-        except ValueError:
-            raise TaskError(f"{repository.name}: its build with {backend} answered no JSON") from None
-    printed = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
-    lines = "".join(f"\n    {line}" for line in printed[-8:])
-    build = f"{repository.name}: its build with {backend}"
-    if result.outcome == "nonzero":
-        raise TaskError(f"{build} failed. It ended with:{lines or f' exit code {result.exit_code}'}")
-    why = {"timeout": f"took longer than {timeout_s:.0f} s", "oom": "needed too much memory"}
-    raise TaskError(
-        f"{build} {why.get(result.outcome, f'was ended ({result.outcome})')}, and was stopped. It has no network and "
-        f"nobody answers it. {f'It last printed:{lines}' if lines else 'It printed nothing.'}\n"
-        "Mend the build, name a release as pypi:NAME==VERSION, or give a copy of the folder without pyproject.toml, "
-        "setup.py and setup.cfg, with its requirements as 'extra_requirements=[...]': its packages are then "
-        "taken as they lie"
-    )
-
-
-def _as_it_is(repository: Repository) -> bytes:
-    """A stand-in for the wheel of a folder that has no build description: its top-level packages and modules."""
-    tree, held = repository.tree, io.BytesIO()
-    root = tree / "src" if (tree / "src").is_dir() else tree
-    with zipfile.ZipFile(held, "w") as bundle:
-        bundle.writestr("x.dist-info/METADATA", f"Name: {repository.name}\nVersion: {repository.version}\n")
-        for path in sorted(root.rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            if "/" not in name or (root / name.partition("/")[0] / "__init__.py").is_file():
-                bundle.writestr(name, path.read_bytes())
-    return held.getvalue()
 
 
 # ---- packages ---------------------------------------------------------------------------------------------
@@ -403,19 +152,6 @@ def _elsewhere(tree: Path, code: dict[str, bytes]) -> str:
                 "named as the packages are; give another source, such as a repository that is laid out so"
             )
     return ""
-
-
-def _choice(tree: Path) -> str:
-    """The projects inside a repository, one of which is to be chosen; "" where there are none."""
-    inner = projects(tree)
-    if not inner:
-        return ""
-    told = [place + (f" ({name})" if name else "") for place, name in inner]
-    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
-    return (
-        f"\nIt holds {len(inner)} projects: {', '.join(told[:MOST_TOLD])}{more}. Choose one: give its folder "
-        f"(./{inner[0][0]} from there), or a git source with #subdirectory={inner[0][0]} behind it"
-    )
 
 
 def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[str]:
@@ -457,10 +193,12 @@ def _is_marker(start: bytes) -> bool:
 
 
 def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list[str]:
-    """Add files that the build generated, such as _version.py, to the tree; return their paths."""
-    added = []
+    """Add files that the build generated, such as _version.py and compiled extensions, to the tree; their paths."""
+    added, usual = [], Counter(homes.values()).most_common(1)[0][0]
     for name, content in sorted(code.items()):
         root = homes.get(name.partition("/")[0].removesuffix(".py"))
+        if root is None and "/" not in name and name.endswith(".so"):
+            root = usual
         if root is not None and not (tree / root / name).exists():
             (tree / root / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / root / name).write_bytes(content)

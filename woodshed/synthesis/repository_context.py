@@ -94,6 +94,12 @@ class SynthesisSettings(Settings):
     """Least share of the original code's mutants that the hidden tests must notice."""
     extra_requirements: tuple[str, ...] = ()
     """Requirements of the tests that the repository does not declare, such as "mock"."""
+    python: str = ""
+    """Version of Python that the repository is built and tested with, such as "3.12"; "" takes Woodshed's own, or the
+    newest of this machine that its requires-python admits."""
+    setup: str = ""
+    """Shell command that prepares the repository for its tests, such as "make proto": run once, in its environment and
+    a sandbox without a network. What it writes is part of every task."""
     mapping_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for mapping tests to the lines that they touch, and most of them for finding those that judge time. Tests
     that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""

@@ -5,21 +5,27 @@ What is not installed has a reason, which a person sees where the tests do not r
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from woodshed.synthesis import plugins
 from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
-from woodshed.synthesis.siblings import Siblings, dependencies, home_of
-from woodshed.tasks.environment import PRIVATE
+from woodshed.synthesis.siblings import Siblings, dependencies, home_of, is_of_this_machine
+from woodshed.synthesis.written_sources import relative
+from woodshed.tasks.environment import BUILT, PRIVATE
+from woodshed.tasks.interpreters import OURS
 
 TEST_GROUPS = ("test", "tests", "testing", "unittest")
 DEV_GROUPS = ("dev", "develop", "development")
@@ -42,8 +48,12 @@ NOT_FOR_TESTS = re.compile(
     r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
 )
 """Tools beside the tests: they cost time and must not steer the test runner. A setting of pytest may demand one."""
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 OPTION = re.compile(r"\s--?[A-Za-z].*")
 """Options of one line of a requirements file, such as its hashes."""
+
+
+NAME = r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?"
 
 
 @dataclass
@@ -57,16 +67,18 @@ class Requirements:
     """Plugins without which pytest does not start, or does not run the tests rightly."""
     roots: list[str] = field(default_factory=list)
     """Folders of the repository to import from: where required siblings lie."""
+    described: list[str] = field(default_factory=list)
+    """Those siblings, by their addresses: their metadata are installed."""
     left_out: list[str] = field(default_factory=list)
     """Requirements that are not installed, each with the reason."""
     unfetched: list[str] = field(default_factory=list)
     """Requirements of the package on its own repository that were not given."""
 
 
-def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
-    """The requirements of a package and its tests, with the markers of this machine settled."""
+def find(tree: Path, metadata: Message, inside: Siblings, python: str = OURS) -> Requirements:
+    """The requirements of a package and its tests, with the markers of this machine and a version of Python settled."""
     requirements = Requirements()
-    reader = _Reader(tree, metadata, requirements)
+    reader = _Reader(tree, metadata, requirements, inside, python)
     requirements.package = _apart(requirements, inside, reader.active(reader.declared, ""), needed=True)
     for demand in plugins.demands(tree):
         if demand.requirement:
@@ -81,21 +93,12 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
         tools |= {_name(text) for text in names_of_tools} - demanded
         listed = [reader.bound(t) for t in reader.active(texts, "") if _name(t) not in tools]
         requirements.tests = _apart(requirements, inside, sorted(set(listed)), needed=False)
-    for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
-        texts = [text for group in groups for text in reader.group(group)]
-        texts += [text for group in groups for text in reader.tables(group)]
-        texts += reader.tox() if groups is TEST_GROUPS else []
-        texts += [text for path in _found(tree, files) for text in reader.file(path)]
-        chosen: dict[str, str] = {}
-        for text in reader.active(texts, ""):
-            name = _name(text)
-            if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
-                tools.add(name)
-            else:  # old pins of pytest would not do
-                chosen.setdefault(name, "pytest" if name == "pytest" else reader.bound(text))
-        if chosen:
-            requirements.tests += _apart(requirements, inside, sorted(chosen.values()), needed=False)
-            break
+    above = [_Reader(inside.root, Message(), requirements, inside, python)] if inside.root else []
+    known = set[str]()
+    for each in (reader, *above):  # what the root of a repository says of tests holds for its members, too
+        chosen = {name: text for name, text in each.wishes(demanded, tools).items() if name not in known}
+        known |= chosen.keys()
+        requirements.tests += _apart(requirements, inside, sorted(chosen.values()), needed=False)
     if tools:
         requirements.left_out.append(
             f"{', '.join(sorted(tools))}: not needed by the tests, and no setting of pytest asks for it"
@@ -104,8 +107,24 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
     for root in requirements.roots:  # which grows
         needs = dependencies(tree, root)
         requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
+    requirements.tests = list(dict.fromkeys([*requirements.tests, *_imported(tree, inside)]))
     requirements.left_out = list(dict.fromkeys(requirements.left_out))
     return requirements
+
+
+def _imported(tree: Path, inside: Siblings) -> Iterator[str]:
+    """Projects of the same repository that the code or its tests import, whether or not anything declares it."""
+    names = {
+        m.decode() for path in tree.rglob("*.py") if path.is_file() for m in IMPORT.findall(path.read_bytes())
+    }
+    for name in sorted(names - sys.stdlib_module_names - plugins.IMPORTED_AS.keys()):
+        canonical = canonicalize_name(name)
+        place = inside.elsewhere.get(canonical, "")
+        source = (
+            inside.at(place) if {*Path(place).parts} != {".."} else ""
+        )  # what is around it may hold it, too
+        if source and canonical not in inside.homes:
+            yield f"{canonical} @ {source}"
 
 
 def _name(text: str) -> str:
@@ -117,23 +136,62 @@ def _found(tree: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def _apart(requirements: Requirements, inside: Siblings, listed: Iterable[str], *, needed: bool) -> list[str]:
-    """The requirements that may be fetched: those of the repository itself are imported from where they lie."""
-    fetched = []
+    """The requirements to install. Those that lie in the tree are imported from there; those of the rest of the
+    repository, and those with an address, become references to what is built (`direct_wheels`)."""
+    wanted = []
     for text in listed:
-        name = canonicalize_name(Requirement(text).name)
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
         if name in inside.homes:
             requirements.roots += [root for root in [inside.homes[name]] if root not in requirements.roots]
             requirements.left_out.append(
                 f"{text}: lies in this repository, in {inside.homes[name]}; imported from there"
             )
-        elif name in inside.elsewhere:
-            reason = (
-                f"of the same repository ({inside.elsewhere[name]}), and never fetched from a package index"
-            )
+            described = inside.at(inside.nested[name]) if inside.nested[name] != "." else ""
+            requirements.described += [f"{name} @ {described}"] if described else []
+        elif source := source_of(requirement, inside):
+            requirement.url, requirement.specifier = source, SpecifierSet()
+            wanted.append(str(requirement))
+        elif where := inside.elsewhere.get(name, requirement.url):
+            reason = f"of the same repository ({where}), and never fetched from a package index"
             (requirements.unfetched if needed else requirements.left_out).append(f"{text}: {reason}")
         else:
-            fetched.append(text)
-    return fetched
+            wanted.append(text)
+    return wanted
+
+
+def source_of(requirement: Requirement, inside: Siblings) -> str:
+    """The address that a requirement is to be built from, whatever an index has; "" where there is none at hand."""
+    url = requirement.url or ""
+    is_far = url.startswith(("git+", "http://", "https://"))
+    if is_of_this_machine(url):
+        is_far = is_far and inside.origin is not None and inside.origin.is_ours
+    return inside.source(requirement.name) or inside.at(relative(url)) or (url if is_far else "")
+
+
+def is_readable(text: str) -> bool:
+    """True for a requirement as wheels write them."""
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def marker_environment(python: str) -> dict[str, str]:
+    """Variables of markers for a version of Python; none for our own, of which they see all."""
+    return {} if python == OURS else {"python_version": python, "python_full_version": f"{python}.0"}
+
+
+def holds(requirement: Requirement, extras: Iterable[str], python: str) -> bool:
+    """True if the marker of a requirement admits it under some extras, or none of them, for a version of Python."""
+    if requirement.marker is None:
+        return True
+    version = marker_environment(python)
+    try:
+        return any(requirement.marker.evaluate({**version, "extra": extra}) for extra in ("", *extras))
+    except (UndefinedComparison, UndefinedEnvironmentName):
+        return False
 
 
 @dataclass
@@ -143,6 +201,8 @@ class _Reader:
     tree: Path
     metadata: Message
     found: Requirements
+    inside: Siblings
+    python: str
     limits: dict[str, Requirement] = field(default_factory=dict)
     """Constraints from files (`-c`), by canonical name."""
 
@@ -155,26 +215,41 @@ class _Reader:
 
         An extra of the package itself stands for what it adds, as pip has it.
         """
+        version = marker_environment(self.python)
         for line in lines:
             try:
                 requirement = Requirement(line)
                 marker, requirement.marker = requirement.marker, None
-                holds = marker.evaluate({"extra": extra}) if marker else not extra
-                holds = holds and not (extra and marker and marker.evaluate({"extra": ""}))
+                is_active = marker.evaluate({**version, "extra": extra}) if marker else not extra
+                is_active = is_active and not (extra and marker and marker.evaluate({**version, "extra": ""}))
             except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
                 self.found.left_out.append(f"{line}: cannot be read: {str(error).partition(chr(10))[0]}")
                 continue
-            if not holds:
+            if not is_active:
                 continue
-            if canonicalize_name(requirement.name) == canonicalize_name(self.metadata["Name"]):
+            if canonicalize_name(requirement.name) == canonicalize_name(self.metadata["Name"] or ""):
                 for name in sorted(requirement.extras - seen):
                     yield from self.active(self.declared, name, seen | {name})
-            elif requirement.url:
-                self.found.left_out.append(
-                    f"{line}: points to a URL; only wheels by name are installed: {PRIVATE}"
-                )
             else:
                 yield str(requirement)
+
+    def wishes(self, demanded: Set[str], tools: set[str]) -> dict[str, str]:
+        """Requirements of the tests by name, from the first places that state any; names of tools go to `tools`."""
+        for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
+            texts = [text for group in groups for text in self.group(group)]
+            texts += [text for group in groups for text in self.tables(group)]
+            texts += self.tox() if groups is TEST_GROUPS else []
+            texts += [text for path in _found(self.tree, files) for text in self.file(path)]
+            chosen: dict[str, str] = {}
+            for text in self.active(texts, ""):
+                name = _name(text)
+                if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
+                    tools.add(name)
+                else:  # old pins of pytest would not do
+                    chosen.setdefault(name, "pytest" if name == "pytest" else self.bound(text))
+            if chosen:
+                return chosen
+        return {}
 
     def group(self, name: str) -> Iterator[str]:
         """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
@@ -265,7 +340,12 @@ class _Reader:
         elif (folder := re.fullmatch(r"(\.?[\w./-]*/[\w./-]*?)(?:\[.*\])?", line)) and (
             self.tree / folder[1]
         ).is_dir():
-            self._sibling(folder[1])
+            yield from self._sibling(folder[1])
+        elif address := re.fullmatch(r"((?:git\+|https?:)[^#\s]+)(?:#(\S+))?", line):
+            yield _addressed(address[1], address[2] or "")
+        elif source := self.inside.at(re.sub(r"\[.*\]$", "", line)):
+            extras = re.search(r"\[.*\]$", line)
+            yield f"{Path(unquote(source)).name}{extras[0] if extras else ''} @ {source}"
         elif re.match(r"[\w+]*:|[./]|\w[\w.-]*/|.*\$\{", line):
             self.found.left_out.append(
                 f"{line}: no requirement by name; only what a package index has is installed"
@@ -273,8 +353,13 @@ class _Reader:
         else:
             yield line
 
-    def _sibling(self, path: str) -> None:
-        """Another project of the repository, which is imported from where it lies."""
+    def _sibling(self, path: str) -> Iterator[str]:
+        """Another project of the repository: imported from where it lies in the tree, else built from there."""
+        if self.inside.origin and self.tree == self.inside.root:
+            source = self.inside.at(os.path.relpath(self.tree / path, self.inside.origin.folder))
+            if source and source != self.inside.origin.folder.as_uri():
+                yield f"{Path(path).name} @ {source}"
+            return
         root = home_of(self.tree, path)
         if not root:
             self.found.left_out.append(f"{path}: not in what was given")
@@ -290,9 +375,18 @@ class _Reader:
         """A requirement within what constraint files say of it."""
         requirement = Requirement(text)
         limit = self.limits.get(canonicalize_name(requirement.name))
-        if limit:
+        if limit and not requirement.url:
             requirement.specifier &= limit.specifier
         return str(requirement)
+
+
+def _addressed(address: str, fragment: str) -> str:
+    """A requirement of git or a URL as pip's files have it, by the name that it says, or else its last part."""
+    parts = dict(re.findall(r"(egg|subdirectory|sha256)=([^&]+)", fragment))
+    last = re.split(r"@|-\d|\.(?:git|zip|tar|tgz|whl)\b", address.rstrip("/").rpartition("/")[2])[0]
+    name = parts.pop("egg", "") or (last if re.fullmatch(NAME, last) else "dependency")
+    kept = "&".join(f"{key}={value}" for key, value in parts.items())
+    return f"{name} @ {address}" + (f"#{kept}" if kept else "")
 
 
 def _short(value: Any) -> str:
@@ -301,5 +395,5 @@ def _short(value: Any) -> str:
 
 
 def relaxed(listed: Sequence[str]) -> list[str]:
-    """Requirements without their versions."""
-    return [re.split(r"[\s<>=!~;(]", text)[0] for text in listed]
+    """Requirements without their versions; what was built here has no other."""
+    return [text if BUILT.search(text) else re.split(r"[\s<>=!~;(]", text)[0] for text in listed]

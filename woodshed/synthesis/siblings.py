@@ -6,6 +6,7 @@ What carries such a name is never fetched from a package index, where a stranger
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from packaging.utils import canonicalize_name
 
 from woodshed.pysource import syntax
 from woodshed.records import TaskError
+from woodshed.synthesis import locks
 from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
+from woodshed.synthesis.locks import Lock
+from woodshed.synthesis.written_sources import written
 from woodshed.tasks.folder import is_protected
 
 DESCRIPTIONS = ("pyproject.toml", "setup.cfg", "setup.py")
@@ -36,40 +40,122 @@ class Siblings:
     """Distributions, and modules that can be imported, to the folder that goes on Python's path for them."""
     elsewhere: dict[str, str] = field(default_factory=dict)
     """The same, of what was not fetched: the rest of a larger repository, and paths that the project names."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Requirements for which the project writes out an address of git or a URL: from there, and from nowhere else."""
+    nested: dict[str, str] = field(default_factory=dict)
+    """The same names as `homes`, with the folders of their projects."""
     alike: frozenset[str] = frozenset()
     """Every folder and module, however deep: enough to advise nobody to install something of the name."""
+    origin: Origin | None = None
+    """Where the project was taken from; what lies elsewhere in the repository is at hand there."""
+    lock: Lock = field(default_factory=Lock)
 
     def place(self, name: str) -> str:
         """Folder of the project with this name; "" if the repository has none."""
         name = canonicalize_name(name)
         return self.homes.get(name) or self.elsewhere.get(name, "")
 
+    @property
+    def root(self) -> Path | None:
+        """The folder of the larger repository that the project is a part of; None where it is the whole."""
+        limit = self.origin.limit if self.origin else None
+        return limit if self.origin and limit != self.origin.folder else None
 
-def siblings(tree: Path, own: str, beyond: Iterable[tuple[str, str]] = ()) -> Siblings:
+    def holds(self, name: str) -> bool:
+        """True for a name that no package index may be asked for."""
+        return bool(self.place(name)) or canonicalize_name(name) in self.addresses
+
+    def source(self, name: str) -> str:
+        """The address to build a wheel of this name from: a file address of its folder, git or a URL; "" if none."""
+        name = canonicalize_name(name)
+        if name in self.addresses:
+            return self.addresses[name]
+        return self.at(self.elsewhere.get(name) or self.nested.get(name, ""))
+
+    def at(self, place: str) -> str:
+        """File address of a project, or a wheel or an sdist, at a place relative to this one; "" if it is not there."""
+        found = self.origin.at(place) if self.origin and place else None
+        return found.as_uri() if found else ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A folder on this machine that a repository was copied from."""
+
+    folder: Path
+    limit: Path | None = None
+    """The whole repository, outside of which nothing is taken; None where nobody says where that ends."""
+    is_ours: bool = True
+    """False where it was fetched: its addresses name nothing on this machine."""
+
+    def at(self, place: str) -> Path | None:
+        """A described project, or a file to install, at a relative place; None where there is none."""
+        if Path(place).is_absolute():
+            return None
+        path = (self.folder / place).resolve()
+        if self.limit and not path.is_relative_to(self.limit.resolve()):
+            return None
+        if path.is_file():
+            return path if path.name.endswith((".whl", ".tar.gz", ".zip")) else None
+        return path if path.is_dir() and is_described(path) else None
+
+
+def is_of_this_machine(address: str) -> bool:
+    return address.startswith(("file:", "git+file:"))
+
+
+def siblings(
+    tree: Path, own: str, beyond: Iterable[tuple[str, str]] = (), origin: Origin | None = None
+) -> Siblings:
     """All names of a tree, without the project's own.
 
     Args:
         beyond: names, with their places, of the repository that the tree is a part of.
     """
-    ours, homes, elsewhere = canonicalize_name(own), dict[str, str](), dict[str, str]()
-    for name, root in names(tree):
+    ours, homes, nested, elsewhere = (
+        canonicalize_name(own),
+        dict[str, str](),
+        dict[str, str](),
+        dict[str, str](),
+    )
+    for name, root, place in names(tree):
         if name != ours:
             homes.setdefault(name, root)
-    for name, location in (*beyond, *_local_sources(tree)):
-        if name != ours and name not in homes:
+            nested.setdefault(name, place)
+    root = Siblings(origin=origin).root
+    lock, listed = locks.read(tree, root), written(tree)
+    if root:  # a workspace's root says it for its members
+        listed = {name: place for name, place in written(root).items() if "://" in place} | listed
+    listed |= lock.addresses
+    addresses = {n: place for n, place in listed.items() if "://" in place and n not in homes and n != ours}
+    if origin is None or not origin.is_ours:
+        addresses = {n: place for n, place in addresses.items() if not is_of_this_machine(place)}
+    for name, location in (*beyond, *listed.items()):
+        if name != ours and name not in homes and name not in addresses:
             elsewhere.setdefault(name, location)
     alike = {canonicalize_name(path.name.removesuffix(".py")) for path in _walk(tree)}
-    return Siblings(homes, elsewhere, frozenset(alike))
+    return Siblings(homes, elsewhere, addresses, nested, frozenset(alike), origin, lock)
 
 
-def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Canonical names of distributions and modules of a tree, each with the folder below it to import from."""
-    projects = {tree} | {path.parent for path in _walk(tree, without) if path.name in DESCRIPTIONS}
-    for project in sorted(projects):
-        roots = [project / source for source in SOURCES if (project / source).is_dir()]
-        usual = home_of(tree, project.relative_to(tree).as_posix())
+def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str, str]]:
+    """Canonical names of distributions and modules of a tree, each with the folder below it to import from, and that of
+    its project."""
+    for project in _projects(tree, without):
+        place = project.relative_to(tree).as_posix()
         for name in sorted({_declared(project / name) for name in DESCRIPTIONS} - {""}):
-            yield canonicalize_name(name), usual
+            yield canonicalize_name(name), home_of(tree, place), place
+    yield from modules(tree, without)
+
+
+def _projects(tree: Path, without: Path | None) -> list[Path]:
+    return sorted({tree} | {path.parent for path in _walk(tree, without) if path.name in DESCRIPTIONS})
+
+
+def modules(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str, str]]:
+    """The same of modules and packages at the top of a project, or of its folder of sources."""
+    for project in _projects(tree, without):
+        place = project.relative_to(tree).as_posix()
+        roots = [project / source for source in SOURCES if (project / source).is_dir()]
         for path in sorted(path for root in roots for path in root.iterdir() if path != without):
             inner = path.relative_to(tree).as_posix()
             is_module = path.suffix == ".py" and path.name not in DESCRIPTIONS
@@ -79,6 +165,7 @@ def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str]]:
                 yield (
                     canonicalize_name(path.name.removesuffix(".py")),
                     path.parent.relative_to(tree).as_posix(),
+                    place,
                 )
 
 
@@ -108,6 +195,19 @@ def is_described(tree: Path) -> bool:
     )
 
 
+def required_python(tree: Path) -> str:
+    """The versions of Python that a project says it needs, poetry's carets read as >=; "" where it says nothing."""
+    try:
+        whole = read_toml(tree / "pyproject.toml")
+    except TaskError:
+        return ""
+    said = table(whole, "project").get("requires-python")
+    poetry = table(whole, "tool", "poetry", "dependencies").get("python")
+    said = said or (poetry.replace("^", ">=") if isinstance(poetry, str) else None)
+    said = said or read_ini(tree / "setup.cfg").get("options", "python_requires", fallback="")
+    return said if isinstance(said, str) else ""
+
+
 def home_of(tree: Path, project: str) -> str:
     """The folder of a project that goes on Python's path; "" where it lies outside the tree."""
     folder = (tree / project).resolve()
@@ -127,12 +227,42 @@ def dependencies(tree: Path, root: str) -> list[str]:
     return [text for text in listed if isinstance(text, str)] if isinstance(listed, list) else []
 
 
-def enclosing(folder: Path) -> list[tuple[str, str]]:
-    """Names, with their places, in the rest of the repository that a folder lies in: one of git, or a workspace."""
+def whole(folder: Path) -> Path | None:
+    """The repository of git, or the workspace, that a folder is a part of; None if it is one itself, or lies alone."""
     for top in folder.parents if not (folder / ".git").exists() else ():
-        if (top / ".git").exists() or _is_workspace(top):
-            return [(name, os.path.relpath(top / root, folder)) for name, root in names(top, folder)]
-    return []
+        if (top / ".git").exists() or is_workspace(top):
+            return top
+    return None
+
+
+def surroundings(tree: Path, beside: Iterable[tuple[str, str]], origin: Origin | None) -> str:
+    """Hash of what lies around a project and may end up in its environment: the code of its siblings, lock files."""
+    if origin is None:
+        return ""
+    places = {place for _, place in beside} | {
+        place for place in written(tree).values() if "://" not in place
+    }
+    folders = {found for place in places if (found := origin.at(place)) and found.is_dir()}
+    files = {path for folder in folders for path in _walk(folder, origin.folder) if path.is_file()}
+    files |= {path for name in locks.NAMES if (path := (origin.limit or origin.folder) / name).is_file()}
+    total = hashlib.sha256()
+    for path in sorted(files):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{os.path.relpath(path, origin.folder)} {digest}\n".encode())
+    return total.hexdigest() if files else ""
+
+
+def limit_of(folder: Path) -> Path | None:
+    """The folder outside of which nothing belongs to a project; None where nobody says: its paths may lead anywhere."""
+    return folder if (folder / ".git").exists() or is_workspace(folder) else whole(folder)
+
+
+def enclosing(folder: Path) -> list[tuple[str, str]]:
+    """Names in the rest of the repository that a folder lies in, with the places of their projects."""
+    top = whole(folder)
+    if top is None:
+        return []
+    return [(name, os.path.relpath(top / place, folder)) for name, _, place in names(top, folder)]
 
 
 def _walk(tree: Path, without: Path | None = None) -> Iterator[Path]:
@@ -192,22 +322,11 @@ def _in_setup(text: str) -> str:
     return ""
 
 
-def _local_sources(tree: Path) -> Iterator[tuple[str, str]]:
-    """Requirements for which pyproject.toml names a path, or the workspace that they are of."""
-    tools = table(read_toml(tree / "pyproject.toml"), "tool")
-    tables = [table(tools, "uv", "sources"), table(tools, "poetry", "dependencies")]
-    tables += [table(group, "dependencies") for group in table(tools, "poetry", "group").values()]
-    for name, entries in (item for source_table in tables for item in source_table.items()):
-        for source in entries if isinstance(entries, list) else [entries]:
-            if table(source).get("workspace") is True:
-                yield canonicalize_name(name), "its workspace"
-            elif isinstance(table(source).get("path"), str):
-                yield canonicalize_name(name), source["path"]
-
-
-def _is_workspace(folder: Path) -> bool:
+def is_workspace(folder: Path) -> bool:
+    """True if the root of a workspace of uv, rye, hatch or pixi lies there."""
     try:
         tools = table(read_toml(folder / "pyproject.toml"), "tool")
     except TaskError:
         return False
-    return any("workspace" in table(tools, tool) for tool in ("uv", "rye", "hatch", "pixi"))
+    tables = [table(tools, tool) for tool in ("uv", "rye", "hatch", "pixi")]
+    return any("workspace" in each for each in (*tables, table(tools, "hatch", "envs", "default")))

@@ -19,11 +19,12 @@ from pypi_simple import NoSuchProjectError, PyPISimple
 
 from woodshed.records import TaskError
 from woodshed.sandbox import SandboxProvider
-from woodshed.synthesis import project, sources
+from woodshed.synthesis import builds, sources
 from woodshed.tasks.environment import built_wheels
+from woodshed.tasks.interpreters import OURS
 
 
-def build(requirement: Requirement, sandboxes: SandboxProvider) -> None:
+def build(requirement: Requirement, sandboxes: SandboxProvider, python: str = OURS) -> None:
     """Put a wheel of the newest release that fits into the cache.
 
     Raises:
@@ -35,11 +36,12 @@ def build(requirement: Requirement, sandboxes: SandboxProvider) -> None:
         if local:
             version, archive = local[-1]
             copy = shutil.copy(archive, scratch)
-            repository = sources.from_archive(Path(copy), requirement.name, str(version), tree)
+            repository = sources.from_archive(Path(copy), requirement.name, str(version), tree, python)
         else:
-            repository = sources.fetch(f"pypi:{requirement.name}=={_newest(requirement)}", tree, sandboxes)
-        wheel = project.build(repository, project.BUILD_TIMEOUT_S, sandboxes)
-    file = built_wheels() / _file_name(requirement, wheel)
+            source = f"pypi:{requirement.name}=={_newest(requirement)}"
+            repository = sources.fetch(source, tree, sandboxes, python)
+        wheel = builds.build(repository, builds.BUILD_TIMEOUT_S, sandboxes)
+    file = built_wheels() / _file_name(requirement, wheel, python)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}")
     part.write_bytes(wheel)
@@ -80,14 +82,14 @@ def _newest(requirement: Requirement) -> Version:
     return max(fitting)
 
 
-def _file_name(requirement: Requirement, wheel: bytes) -> str:
+def _file_name(requirement: Requirement, wheel: bytes, python: str) -> str:
     """The name that pip knows a wheel by, from what it says of itself.
 
     Raises:
         TaskError: it is of another distribution or version.
     """
-    contents = project.contents_of(requirement.name, wheel)
-    info, metadata, version = project.metadata_of(requirement.name, contents)
+    contents = builds.contents_of(requirement.name, wheel)
+    info, metadata, version = builds.metadata_of(requirement.name, contents, python)
     name = canonicalize_name(metadata["Name"])
     if name != canonicalize_name(requirement.name) or not requirement.specifier.contains(
         version, prereleases=True

@@ -5,6 +5,7 @@ A source is "pypi:name==version", an address of git (`git_sources`) or a local p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,7 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email import message_from_string
 from pathlib import Path
 
@@ -36,8 +37,10 @@ from woodshed.records import TaskError
 from woodshed.runs.files import remove
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis import git_sources
+from woodshed.synthesis.configuration import inherit_pytest_settings
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
-from woodshed.synthesis.siblings import enclosing
+from woodshed.synthesis.siblings import Origin, Siblings, enclosing, limit_of, required_python, whole
+from woodshed.tasks import interpreters
 from woodshed.tasks.environment import cache_dir
 from woodshed.tasks.folder import is_inside
 
@@ -58,32 +61,48 @@ class Repository:
     """Requested source, with the resolved revision or version."""
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
+    origin: Origin | None = None
+    """Where its surroundings lie, as long as they are there: tasks do not depend on them."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
+    python: str = interpreters.OURS
+    """Version of Python that it is built and tested with."""
+    setup: str = ""
+    """Shell command that prepares it for its tests (`setup_command`)."""
 
 
-def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> Repository:
+def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, python: str = "") -> Repository:
     """A clean copy of `source` in the folder `into` (made, or emptied first).
+
+    Args:
+        python: version to build and test it with; "" chooses one of this machine that it admits.
 
     Raises:
         TaskError: unknown package, version or revision, no sdist, a bad archive, a path that does not exist.
     """
+    if python:
+        interpreters.refuse_unknown(python)
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)
-    digest, beside = "", ()
+    digest, beside, origin = "", (), Origin(into, into, is_ours=False)
     if source.startswith("pypi:"):
         name, version, resolved, digest = _fetch_sdist(source, into)
     elif git := git_sources.read(source):
-        name, (version, resolved, beside) = git.name, git_sources.fetch(git, into)
+        name, (version, resolved, origin) = git.name, git_sources.fetch(git, into)
+        beside = tuple(enclosing(origin.folder)) if git.subdirectory else ()
     else:
         name, version, resolved = _fetch_folder(source, into, sandboxes)
-        beside = tuple(enclosing(Path(source).expanduser().resolve()))
+        folder = Path(source).expanduser().resolve()
+        beside, origin = tuple(enclosing(folder)), Origin(folder, limit_of(folder))
     _own(into)
     scrub(into, read_rules(rules_path()))
+    if root := Siblings(origin=origin).root:
+        inherit_pytest_settings(into, root)
     left_out = _without_strange_names(into) | _without_false_sources(into)
     digest = digest or tree_sha256(into)
-    return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, left_out)
+    found = Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, origin)
+    return replace(found, left_out=left_out, python=python or interpreters.choose(required_python(into)))
 
 
 def _own(tree: Path) -> None:
@@ -150,7 +169,9 @@ def _fetch_sdist(source: str, into: Path) -> tuple[str, str, str, str]:
     return name, version, f"pypi:{name}=={version}", archive.name.split("=")[3]
 
 
-def from_archive(archive: Path, name: str, version: str, into: Path) -> Repository:
+def from_archive(
+    archive: Path, name: str, version: str, into: Path, python: str = interpreters.OURS
+) -> Repository:
     """A clean copy of an sdist that lies in a folder of pip's.
 
     Raises:
@@ -160,7 +181,14 @@ def from_archive(archive: Path, name: str, version: str, into: Path) -> Reposito
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
         shutil.move(_unpack(archive, Path(scratch)), into)
     _own(into)
-    return Repository(plain_name(name), version, into, digest, "unknown", archive.name)
+    found = Repository(plain_name(name), version, into, digest, "unknown", archive.name)
+    return replace(found, python=python)
+
+
+def from_wheel(wheel: Path, into: Path) -> Repository:
+    """A project of which only a wheel is at hand: its tree is empty."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return Repository(plain_name(wheel.name.partition("-")[0]), "0.0.0", into, digest, "unknown", wheel.name)
 
 
 def _pin(source: str) -> tuple[str, str]:
@@ -269,9 +297,12 @@ def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[
     if not source or not folder.is_dir():
         raise TaskError(f"no folder {source!r}; a source is a path, pypi:NAME==VERSION, {git_sources.FORMS}")
     folder, version = folder.resolve(), "0.0.0"
+    top, names = folder if (folder / ".git").exists() else whole(folder), list[str]()
     try:
-        if (folder / ".git").exists():
-            names, version = _asked_inside(folder, sandboxes)
+        if top and (top / ".git").exists():
+            with contextlib.suppress(*((TaskError,) if top != folder else ())):  # of a part a copy is as good
+                names, version = _asked_inside(top, folder, sandboxes)
+        if names or top == folder:
             into.mkdir()
             for name in names:
                 _copy_listed(folder, name, into)
@@ -283,18 +314,20 @@ def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[
     return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
 
 
-def _asked_inside(folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], str]:
-    """The files that git tracks in a folder, and its version.
+def _asked_inside(top: Path, folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], str]:
+    """The files that git tracks in a folder of a repository, and its version.
 
     Git does what a repository's own configuration says, down to running commands, so it is asked in a sandbox.
 
     Raises:
         TaskError: git cannot say, or a name that is not one below the folder.
     """
-    ask = "git -c safe.directory='*'"
-    with sandboxes.open(SandboxSpec(lowers=(folder,))) as sandbox:
-        listed = sandbox.exec(f"{ask} ls-files -z --recurse-submodules >&3", timeout_s=600, channel=True)
-        tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
+    ask, cwd = "git -c safe.directory='*'", f"/workspace/{folder.relative_to(top).as_posix()}"
+    with sandboxes.open(SandboxSpec(lowers=(top,))) as sandbox:
+        list_all = f"{ask} ls-files -z --recurse-submodules >&3"
+        listed = sandbox.exec(list_all, cwd=cwd, timeout_s=600, channel=True)
+        describe = f"{ask} describe --tags --abbrev=0 >&3"
+        tagged = sandbox.exec(describe, cwd=cwd, timeout_s=600, channel=True)
     if listed.outcome != "ok":
         raise TaskError(
             f"{folder} has a .git that git cannot read: "

@@ -19,6 +19,7 @@ from woodshed.curriculum import Bandit, Curriculum
 from woodshed.records import RunError, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.runs.machine import PROGRAM
+from woodshed.runs.processes import bound_to_parent
 from woodshed.sandbox import SandboxSettings
 from woodshed.synthesis import harden
 from woodshed.tasks import folder
@@ -96,8 +97,14 @@ class TaskGenerator:
         ]
         command += ["--out", str(self._place), "--operators", self._chosen.partition("/")[2]]
         command += ["--limit", str(CHILDREN), "--seed", str(self._orders), "--sandbox", self._provider]
+        bind = bound_to_parent()
+
+        def begin() -> None:
+            bind()
+            os.nice(19)
+
         self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=lambda: os.nice(19)
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=begin
         )
 
     @property

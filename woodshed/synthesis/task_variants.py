@@ -12,17 +12,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import cached_property
 
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import apply, parse, remove_statement
 from woodshed.records import Task
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
-from woodshed.synthesis import operators, pruning
+from woodshed.synthesis import leaks, operators, pruning
 from woodshed.synthesis.characterisation import more_cases
 from woodshed.synthesis.leaks import fingerprints
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import Deletion
-from woodshed.tasks import folder
+from woodshed.tasks import folder, sandbox_spec
 
 Files = dict[str, str | None]
 """Path to text; None for a file that is not there."""
@@ -72,16 +73,15 @@ class Parent:
     @property
     def code(self) -> Codebase:
         """The package's own files, whole."""
-        allowed = self.task.allowed_paths
-        texts = {
-            path: text
-            for path, text in self.before.items()
-            if text is not None
-            and path.endswith(".py")
-            and not is_test(path)
-            and any(path == a or path.startswith(f"{a}/") for a in allowed)
-        }
+        allowed = tuple(f"{path}/" for path in self.task.allowed_paths)
+        modules = {p: t for p, t in self.before.items() if p.endswith(".py") and not is_test(p)}
+        texts = {p: t for p, t in modules.items() if t is not None and f"{p}/".startswith(allowed)}
         return Codebase(texts, self.task.environment.source_roots)
+
+    @cached_property
+    def copies(self) -> dict[tuple[str, str], str]:
+        """Functions of the package that also stand in Python's library or a dependency (`leaks.copies`)."""
+        return leaks.copies(self.code.texts, sandbox_spec(self.task), self.sandboxes)
 
     @property
     def tests(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -27,8 +28,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, Task, TaskError, to_json
-from woodshed.runs.files import staged, sweep
+from woodshed.runs.files import staged, sweep, write_atomically
 from woodshed.sandbox import SandboxSpec
+from woodshed.tasks import interpreters
 from woodshed.tasks.contents import workspace
 
 Progress = Callable[[int, int, str], None]
@@ -39,7 +41,6 @@ MOUNT = "/env"
 """Path of the environment in sandboxes; scripts and bytecode are written for this path."""
 _BUILDING: dict[Path, threading.Lock] = {}
 """Held while a thread builds the environment of a folder: attempts and runs that want the same one wait for it."""
-PYTHON = r"[1-9]\d?\.\d{1,2}"
 STEERING = r"(PYTHON|PYTEST_|WOODSHED_|LD_)\w*|PATH|HOME|USER|BASH_ENV"
 VARIABLE = rf"(?s:(?!({STEERING})(=|$))[A-Za-z_]\w*(=[^\0]*)?)"
 """A variable of the tests, none that steers Python, pytest, the loader or the sandbox."""
@@ -51,6 +52,8 @@ PRIVATE = (
     "for a private package set PIP_FIND_LINKS to a folder with its wheel, or PIP_EXTRA_INDEX_URL (PIP_INDEX_URL) to "
     "your index, here and wherever its tasks are run"
 )
+BUILT = re.compile(r"[+.]woodshed\.[0-9a-f]{12}$")
+"""End of the version of a wheel that was built from a path or an address: no package index has such a release."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
@@ -73,8 +76,34 @@ def built_wheels() -> Path:
     return cache_dir() / "wheels"
 
 
-def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[str, ...]:
+def built_wheel(requirement: str) -> Path | None:
+    """The wheel of a pin on something that was built from a path or an address (BUILT); None for all other pins.
+
+    Raises:
+        TaskError: it is not on this machine.
+    """
+    pin = Requirement(requirement)
+    version = next((each.version for each in pin.specifier if each.operator == "=="), "")
+    if not BUILT.search(version):
+        return None
+    stem = f"{canonicalize_name(pin.name).replace('-', '_')}-{version}-"
+    for place in (built_wheels(), *map(Path, os.environ.get("PIP_FIND_LINKS", "").split())):
+        if found := sorted(place.glob(f"{stem}*.whl")):
+            return found[-1]
+    raise TaskError(
+        f"{requirement} was built from source where its tasks were made, and is not on this machine; it is never "
+        "fetched from a package index. The task folder holds it: "
+        "export PIP_FIND_LINKS=TASK/environment/wheels, or make the tasks again here"
+    )
+
+
+def resolve(
+    requirements: Sequence[str], *, python: str | None = None, constraints: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Exact pins of the requirements and everything that they need, pytest included, sorted.
+
+    Args:
+        constraints: versions ("six==1.17.0") of what is needed anyway.
 
     Raises:
         TaskError: a requirement that is malformed, does not exist, conflicts, or has no wheel.
@@ -82,14 +111,49 @@ def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[
     wanted = [_requirement(text) for text in requirements]
     if not any(canonicalize_name(r.name) == "pytest" for r in wanted):
         wanted.append(Requirement("pytest"))
-    version = python or _our_version()
+    version = python or interpreters.OURS
+    return _resolved(
+        tuple(map(str, wanted)), version, interpreters.find(version), tuple(constraints), _index()
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(
+    wanted: tuple[str, ...], version: str, interpreter: Path, constraints: tuple[str, ...], index: object
+) -> tuple[str, ...]:
+    """See `resolve`; pip is asked once per process for the same requirements in the same `index`."""
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-        report = Path(scratch, "report.json")
+        report, bounds = Path(scratch, "report.json"), Path(scratch, "constraints.txt")
+        bounds.write_text("".join(f"{text}\n" for text in constraints), encoding="utf-8")
         options = ["--dry-run", "--ignore-installed", "--report", str(report)]
-        _pip(_interpreter(version), options, [*map(str, wanted)], version)
+        options += ["--constraint", str(bounds)] if constraints else []
+        _pip(interpreter, options, wanted, version)
         installs = json.loads(report.read_text("utf-8"))["install"]
     pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
     return tuple(sorted(f"{name}=={release}" for name, release in pins))
+
+
+def _index() -> tuple[object, ...]:
+    """Settings of pip in this environment, and the wheels that were built here."""
+    wheels = sorted(file.name for file in built_wheels().iterdir()) if built_wheels().is_dir() else []
+    return (*sorted(entry for entry in os.environ.items() if entry[0].startswith("PIP_")), *wheels)
+
+
+def tool(requirement: str, python: str) -> Path:
+    """The folder of an environment with a tool of ours, whose pins are those of its first use on this machine.
+
+    Raises:
+        TaskError: as `resolve` and `prepare`.
+    """
+    name = hashlib.sha256(f"{requirement} {python}".encode()).hexdigest()[:20]
+    kept = cache_dir() / "tools" / f"{name}.json"
+    try:
+        pins = tuple(json.loads(kept.read_text("utf-8")))
+    except (OSError, ValueError):
+        pins = resolve([requirement], python=python)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(pins))
+    return prepare(Environment(python, pins, packages=()))
 
 
 def prepare(environment: Environment, *, progress: Progress | None = None) -> Path:
@@ -103,7 +167,7 @@ def prepare(environment: Environment, *, progress: Progress | None = None) -> Pa
             dependency that brings a copy of the repository's own package, or a Python that is not on this machine.
     """
     _check_words(environment)
-    interpreter = _interpreter(environment.python)
+    interpreter = interpreters.find(environment.python)
     folder = cache_dir() / "envs" / _key(environment, interpreter)
     if (folder / "bin" / "python").exists():
         return folder
@@ -241,6 +305,8 @@ def _build(
     # The environment's own Python runs pip here, which is safe only while the environment is empty.
     _pip(build / "bin" / "python", ["--no-compile"], environment.requirements, environment.python)
     site = build / "lib" / f"python{environment.python}" / "site-packages"
+    for told in site.glob("*.dist-info/direct_url.json"):  # names a folder of this machine
+        told.unlink()
     _open_namespaces(site, environment.packages)
     progress(1, 3, "checking the environment")
     _check(site, environment, pins)
@@ -304,7 +370,7 @@ def _check_words(environment: Environment) -> None:
     Raises:
         TaskError: names the word.
     """
-    forms = [(environment.python, PYTHON, "a Python version (3.12)")]
+    forms = [(environment.python, interpreters.FORM, "a Python version (3.12)")]
     forms += [(name, r"[^\W\d]\w*(\.[^\W\d]\w*)*", "a name to import") for name in environment.packages]
     forms += [(root, r"[^:\0\n]*", "a folder of the workspace") for root in environment.source_roots]
     forms += [(entry, VARIABLE, "a variable that tests may be given") for entry in environment.variables]
@@ -349,11 +415,28 @@ def _requirement(text: str) -> Requirement:
     return requirement
 
 
+def as_argument(wanted: str, folder: Path | None = None) -> str:
+    """A requirement as pip is given it: what was built by its file (in `folder`), so that no index is asked for it."""
+    wheel = built_wheel(wanted)
+    if wheel is None:
+        return wanted
+    pin = Requirement(wanted)
+    extras = f"[{','.join(sorted(pin.extras))}]" if pin.extras else ""
+    return f"{pin.name}{extras} @ {((folder or wheel.parent) / wheel.name).as_uri()}"
+
+
 def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: str) -> None:
     """`pip install` on behalf of another Python, wheels only; nothing of the working folder is run or installed."""
     command = [*PIP, "--python", str(python), "install", "--only-binary=:all:", "--no-input", "--quiet"]
     found = ["--find-links", str(built_wheels())] if built_wheels().is_dir() else []
-    command += ["--disable-pip-version-check", "--progress-bar=off", *found, *options, "--", *wanted]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        *found,
+        *options,
+        "--",
+        *map(as_argument, wanted),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return
@@ -374,26 +457,6 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         raise TaskError(f"`{' '.join(command)}` failed: {(done.stderr + done.stdout).strip()[-600:]}")
-
-
-def _our_version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def _interpreter(version: str) -> Path:
-    """The base interpreter of a Python version: our own, or one on PATH."""
-    if version == _our_version():
-        return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    if not re.fullmatch(PYTHON, version):
-        raise TaskError(f"{version!r} is no Python version; write major and minor ({_our_version()})")
-    places = [place for place in os.get_exec_path() if os.path.isabs(place)]  # noqa: PTH117
-    found = shutil.which(f"python{version}", path=os.pathsep.join(places))
-    if found is None:
-        raise TaskError(
-            f"the environment wants Python {version}, and there is no python{version} on PATH. "
-            f"Install it, or make the task again with Python {_our_version()}."
-        )
-    return Path(found).resolve()
 
 
 def _key(environment: Environment, interpreter: Path) -> str:

@@ -25,8 +25,18 @@ class LocalEngine:
 
     takes: Literal["shared", "folder"] = "shared"
 
-    def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        renderer: Renderer,
+        settings: SamplerSettings | None = None,
+        *,
+        tells_experts: bool = False,
+    ) -> None:
         """Use a loaded model.
+
+        Args:
+            tells_experts: let samples of a mixture of experts say which experts their tokens went to.
 
         Raises:
             ModelError: the model caches other states than keys and values.
@@ -41,7 +51,7 @@ class LocalEngine:
             )
         self.settings = settings or SamplerSettings()
         self.renderer = renderer
-        self.scheduler = Scheduler(model, renderer, self.settings)
+        self.scheduler = Scheduler(model, renderer, self.settings, tells_experts=tells_experts)
         self.context_length = self.scheduler.context_length
         self.description = {
             "name": "transformers",

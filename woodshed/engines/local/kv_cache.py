@@ -24,6 +24,8 @@ class Prefix:
 
     ids: np.ndarray
     tensors: tuple[Tensor, Tensor]
+    experts: np.ndarray | None = None
+    """Experts of its tokens, (T, layers with experts, experts of each token), where the engine tells them."""
 
     @property
     def size_bytes(self) -> int:

@@ -44,29 +44,31 @@ class LoadedModel:
 
 
 def load(
-    spec: str, *, dtype: str = "float32", adapter: Path | None = None, cache: Path | None = None
+    spec: str,
+    *,
+    dtype: str = "float32",
+    adapter: Path | None = None,
+    cache: Path | None = None,
+    is_hollow: bool = False,
 ) -> LoadedModel:
     """Load weights and tokenizer from any specification of `tokens.model_files`, with an unmerged PEFT adapter.
 
     A GGUF file is dequantised once, to bfloat16 safetensors in the cache, so that every machine and every precision
     starts from the same numbers.
 
+    Args:
+        is_hollow: leave the base's weights out. They are zeros that take no memory, and are no good but to be replaced.
+
     Raises:
         ModelError: weights, tokenizer or adapter that cannot be found, verified or read; names the file.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     source = resolve(spec, cache)
     directory = _dequantised(source, models_dir(cache)) if source.gguf else source.directory
     with _quiet(), _explained(directory, "folder"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), output_loading_info=True, **SAFE
-        )
-        model, info = loaded
+        model = (_hollow if is_hollow else _whole)(directory, getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    if missing := sorted(info["missing_keys"]):
-        # transformers would initialise them at random
-        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ModelError(
@@ -76,11 +78,48 @@ def load(
     model.eval()
     invariant.install(model)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def _whole(directory: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, output_loading_info=True, **SAFE
+    )
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        # transformers would initialise them at random
+        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
+    return model
+
+
+def _hollow(directory: Path, dtype: torch.dtype) -> Any:
+    """The model that a folder describes, with zeros of one element as weights, stretched to their shapes."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    apart = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(directory, **apart)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    for module in model.modules():
+        for key, weight in module.named_parameters(recurse=False):
+            zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+            setattr(module, key, torch.nn.Parameter(zeros, requires_grad=weight.requires_grad))
+    model.tie_weights()
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return model
+
+
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model with an unmerged PEFT adapter; its own layers are wrapped.
+
+    Raises:
+        ModelError: the adapter cannot be read, or belongs to another model.
+    """
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -124,6 +163,14 @@ def compute_in_model_precision(model: Any) -> Any:
     return model
 
 
+def adapter_weights(model: Any) -> Iterator[tuple[torch.nn.Parameter, torch.dtype]]:
+    """Weights of the adapters that compute in the precision of the model, each with that precision."""
+    for layer in model.modules():
+        if isinstance(layer, _adapted_linear()):
+            for matrices in (layer.lora_A, layer.lora_B):
+                yield from ((each.weight, layer.base_layer.weight.dtype) for each in matrices.values())
+
+
 def _plain_adapter() -> type:
     from peft.tuners.lora.layer import Linear
 
@@ -133,7 +180,7 @@ def _plain_adapter() -> type:
 @functools.cache
 def _adapted_linear() -> type:
     class AdaptedLinear(_plain_adapter()):
-        """A linear layer with one LoRA adapter, whose matrices are converted to the precision of the input."""
+        """A linear layer with one LoRA adapter, whose matrices are used in the precision of the input."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             name, *others = self.active_adapters or ("",)

@@ -14,8 +14,8 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, Versions
-from woodshed.engines.local import invariant
+from woodshed.engines.local import invariant, routing
 from woodshed.engines.local.draw import draw
 from woodshed.engines.local.graphs import Graphs, padded_rows
 from woodshed.engines.local.invariant import LEAST_ROWS
 from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch, common_length
+from woodshed.engines.local.routing import routers_of
 from woodshed.records import ModelError
 from woodshed.tokens.renderer import Renderer
 
@@ -46,6 +47,8 @@ class BatchRow:
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    experts: list[np.ndarray] = field(default_factory=list)
+    """Experts of the tokens that were read, in parts; see `Prefix.experts`."""
     prefix: Prefix | None = None
     """Cached keys and values at admission, until the row runs."""
 
@@ -79,7 +82,8 @@ class BatchRow:
                 spans.append([version, 1])
         versions: Versions = tuple((version, count) for version, count in spans)
         reason = "stop" if self.stopped else "length"
-        return Sample(tuple(self.ids), tuple(self.logps), reason, versions)
+        experts = routing.write(0, np.concatenate(self.experts)) if self.experts else None
+        return Sample(tuple(self.ids), tuple(self.logps), reason, versions, experts)
 
 
 class Scheduler:
@@ -89,7 +93,12 @@ class Scheduler:
     digit, except where `invariant` applies; a run that must be repeatable calls `flush` at the beginning of each phase.
     """
 
-    def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings) -> None:
+    def __init__(
+        self, model: Any, renderer: Renderer, settings: SamplerSettings, *, tells_experts: bool = False
+    ) -> None:
+        self._tells_experts = tells_experts
+        self._chosen: np.ndarray | None = None
+        """Experts of the newest forward's tokens, (B, T, ...) as in `Prefix.experts`."""
         self.model, self.renderer, self.settings = model, renderer, settings
         self.version = 0
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT wraps it
@@ -106,7 +115,7 @@ class Scheduler:
         self._running: list[BatchRow] = []
         self._done: list[BatchRow] = []
         self._takes_spans = invariant.takes_spans(model)  # a sliding window would need another mask
-        captured = self._takes_spans and self.device.type == "cuda"
+        captured = self._takes_spans and self.device.type == "cuda" and not tells_experts
         self._graphs = self._make_graphs() if captured else None
 
     @property
@@ -139,16 +148,22 @@ class Scheduler:
         self._batch.open(0, 0)
         self.flush()
 
-    def abandon(self) -> list[BatchRow]:
-        """Stop all rows and return those that `step` has not returned. Memory is freed, since it may contain NaN."""
+    def cut(self) -> list[BatchRow]:
+        """Stop all rows at the tokens that they have, and return those that `step` has not returned."""
         rows = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
         self._done.clear()
         self._running.clear()
         self._waiting.clear()
         for batch in (self._batch, self._prefill_batch):
             batch.open(0, 0)
-            batch.tensors.clear()
         self.flush()
+        return rows
+
+    def abandon(self) -> list[BatchRow]:
+        """As `cut`, after an error. All memory is freed, since it may contain NaN."""
+        rows = self.cut()
+        for batch in (self._batch, self._prefill_batch):
+            batch.tensors.clear()
         return rows
 
     def add(self, rows: Iterable[BatchRow]) -> None:
@@ -185,6 +200,7 @@ class Scheduler:
             results = [prompts[row.sequence] for row in rows]
             for row, (prefix, _) in zip(rows, results, strict=True):
                 row.prefix = prefix
+                row.experts = [] if prefix.experts is None else [prefix.experts]
             self._draw(rows, torch.stack([logits for _, logits in results]))
             self._start([row for row in rows if not row.done])
         for _ in arrived:  # after an error they are still waiting
@@ -254,8 +270,12 @@ class Scheduler:
         lasts = sorted({count - 1 for count in new} | set(range(-(-LEAST_ROWS // len(rows)))))
         logits = self._logits(batch, tokens, new, torch.tensor(lasts, device=self.device))
         results = []
-        for slot, (ids, _, length) in enumerate(rows):
+        for slot, (ids, known, length) in enumerate(rows):
             prefix = batch.extract(slot, ids, past - length)
+            if self._chosen is not None:
+                before = [] if known is None or known.experts is None else [known.experts[:length]]
+                experts = np.concatenate([*before, self._chosen[slot, : new[slot]]])
+                prefix = replace(prefix, experts=experts)
             self._prefixes.add(prefix)
             results.append((prefix, logits[slot, lasts.index(new[slot] - 1)]))
         batch.open(0, 0)
@@ -265,14 +285,19 @@ class Scheduler:
         """Logits (B, kept, V) in float32 after a forward that writes its keys and values into the batch."""
         width = tokens.shape[1]
         mask = batch.spans(self.device) if self._takes_spans else batch.mask(self.device, new, width)
-        output = self.model(
-            input_ids=tokens.to(self.device),
-            attention_mask=mask,
-            position_ids=batch.positions(self.device, width).clamp(max=self.context_length - 1),  # padding's
-            use_cache=True,
-            logits_to_keep=keep,
-            **{self._cache_name: batch},
-        )
+        with routers_of(self.model).told() if self._tells_experts else nullcontext([]) as chosen:
+            output = self.model(
+                input_ids=tokens.to(self.device),
+                attention_mask=mask,
+                position_ids=batch.positions(self.device, width).clamp(
+                    max=self.context_length - 1
+                ),  # padding's
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self._cache_name: batch},
+            )
+        if chosen:
+            self._chosen = torch.stack(chosen, 1).unflatten(0, tokens.shape).to("cpu", torch.int32).numpy()
         return output.logits.float()
 
     # sampling
@@ -285,6 +310,8 @@ class Scheduler:
         if self._graphs is None:
             logits = self._logits(self._batch, torch.tensor(tokens)[:, None], [1] * len(rows), 1)
             self._draw(rows, logits[:, -1])
+            for row, chosen in zip(rows, self._chosen if self._chosen is not None else (), strict=False):
+                row.experts.append(chosen)
         else:
             ids, logps = self._graphs.step(tokens, [row.stream.random() for row in rows])
             self._note(rows, ids.long(), logps)
@@ -296,7 +323,9 @@ class Scheduler:
         for slot in reversed(range(len(running))):
             if running[slot].done:
                 ids = np.array(running[slot].sequence[:-1])  # the last id has no keys and values yet
-                self._prefixes.add(batch.extract(slot, ids, batch.end - len(ids)))
+                prefix = batch.extract(slot, ids, batch.end - len(ids))
+                experts = np.concatenate(running[slot].experts) if running[slot].experts else None
+                self._prefixes.add(replace(prefix, experts=experts))
                 batch.remove(slot)
                 done.append(running[slot])
                 running[slot] = running[-1]

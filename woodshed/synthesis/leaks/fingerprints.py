@@ -14,14 +14,14 @@ import re
 import tokenize
 import types
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from woodshed.pysource import syntax
 
 WORD = re.compile(r"(\w+|([^\w\s()\[\]{}])\2{3,}|[^\w\s])")
 """A word, a ruler (of a table, under a heading), or one sign."""
-GRAM = 5
+GRAM, DENSE = 5, 0.85
 COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
     "self",
     "cls",
@@ -218,6 +218,29 @@ class Runs:
         return {twin: index for number, index in starts.items() for twin in same[number]}
 
 
+def told(tokens: Sequence[str]) -> tuple[bytes, ...]:
+    """Tokens that are words, as bytes; empty in place of signs, which nearly every text has, and of other letters."""
+    return tuple(token.encode() if re.fullmatch(r"(?a:\w+)", token) else b"" for token in tokens)
+
+
+def spelled(features: Set[str]) -> frozenset[bytes]:
+    """Marks that are names, as bytes; a constant can be written in more than one way."""
+    names_only = features - {"Ellipsis", "inf", "infj"}
+    return frozenset(name.encode() for name in names_only if name.isascii() and name.isidentifier())
+
+
+def may_stand(body: Sequence[bytes], present: Set[bytes]) -> bool:
+    """True if `Runs` may find a body (`told`) in a text of these words: every word is there of most of the body in one
+    run, or of nearly all of its five-token pieces."""
+    run = longest = pieces = 0
+    for word in body:
+        run = run + 1 if not word or word in present else 0
+        longest = max(longest, run)
+        pieces += run >= GRAM
+    num_grams = len(body) - GRAM + 1
+    return bool(body) and (longest >= _enough(len(body)) or pieces >= DENSE * num_grams)
+
+
 def grams(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return zip(*(tokens[shift:] for shift in range(GRAM)), strict=False)
 
@@ -235,7 +258,7 @@ def _dense(matches: Sequence[tuple[int, int]], length: int) -> int | None:
         length: of the body, in tokens.
     """
     num_grams = length - GRAM + 1
-    if length < 24 or len(matches) < 0.85 * num_grams:
+    if length < 24 or len(matches) < DENSE * num_grams:
         return None
     inside: Counter[int] = Counter()
     first = 0
@@ -247,7 +270,7 @@ def _dense(matches: Sequence[tuple[int, int]], length: int) -> int | None:
             if not inside[leaving]:
                 del inside[leaving]
             first += 1
-        if len(inside) >= 0.85 * num_grams:
+        if len(inside) >= DENSE * num_grams:
             return matches[first][0]
     return None
 

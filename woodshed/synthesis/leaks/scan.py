@@ -142,11 +142,10 @@ def _shown(task: Task, sandboxes: SandboxProvider, spec: Callable[[Task], Sandbo
     ]
 
 
-def first_leak(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP, shared: Sequence[str] = ()) -> str:
-    """First leak in a task's own part of the root file system or in `shared`, learned rules included; "" if none."""
-    (report,) = scan(
-        [task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared, sandboxes=sandboxes
-    )
+def first_leak(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP, *, tests: bool = True) -> str:
+    """First leak in a task's own part of the root file system, learned rules included; "" if none."""
+    rules = leftovers.read_rules(leftovers.rules_path())
+    (report,) = scan([task], rules=rules, shared=(), tests=tests, sandboxes=sandboxes)
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 

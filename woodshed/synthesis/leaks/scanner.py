@@ -13,8 +13,9 @@ import re
 import stat
 import sys
 import types
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -37,6 +38,9 @@ MAX_SHARED = 16 << 20
 FAR = 0.6
 FEW = 4
 """Share of a body's longest names that a file of the machine must hold to be read; of few of them, it must hold all."""
+
+ALIKE = 0.7
+"""Share of the marks that a function and its renamed copy have in common."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class Search:
         """Numbers of the bodies, by their names and by their bytecode."""
         self.outlines = {body.outline for body in self.bodies if body.shape}
         """Of the functions with a shape: what every other function is not worth comparing by."""
+        self.spelled = [fingerprints.spelled(body.marks) for body in self.bodies]
+        """Of the marks of each body those that stand in every text of it."""
+        self.told = [fingerprints.told(body.tokens) for body in self.bodies]
         self.codes: dict[int, types.CodeType] = {}
         for number, body in enumerate(self.bodies):
             self.by_task[body.task].append(number)
@@ -78,14 +85,17 @@ class Search:
                 self.codes[number] = code
                 self.by_code.setdefault(code.co_name, []).append(number)
                 self.by_code.setdefault(code.co_code, []).append(number)
-        gold = (body for body in self.bodies if body.kind == "gold" and body.tokens)
-        anchors = {_anchors(body) for body in gold} - {frozenset()}
-        self.least = [FAR * len(words) if len(words) >= FEW else len(words) for words in anchors]
-        self.holders: dict[bytes, list[int]] = {}
+        gold = [n for n, body in enumerate(self.bodies) if body.kind == "gold" and body.tokens]
+        self.alike: dict[frozenset[str], list[int]] = {}
+        """Sets of anchors, to the numbers of the bodies that they are of."""
+        for number in gold:
+            self.alike.setdefault(_anchors(self.bodies[number]), []).append(number)
+        self.alike.pop(frozenset(), None)
+        self.holders: dict[bytes, list[frozenset[str]]] = {}
         """Word to the sets of anchors that it is in."""
-        for number, words in enumerate(anchors):
+        for words in self.alike:
             for word in words:
-                self.holders.setdefault(word.encode(), []).append(number)
+                self.holders.setdefault(word.encode(), []).append(words)
         self.anchors = frozenset(self.holders)
 
     def tasks_with(self, file: File) -> Sequence[str]:
@@ -103,12 +113,6 @@ class Search:
             wanted = {n for n in wanted if self.bodies[n].kind == "gold"}
         reported: set[tuple[int, str]] = set()
         for content in readers.read(file.where, file.data):
-            if (
-                not file.is_own
-                and content.code is None
-                and not self.may_hold(content.text.encode(errors="replace"))
-            ):
-                continue
             finding = {"where": content.where, "body": -1}
             if content.problem and file.is_own:
                 yield {
@@ -127,11 +131,17 @@ class Search:
                     reported.add((-1, task))
                     yield {**finding, "kind": "name", "quote": name, "tasks": [task]}
 
-    def may_hold(self, data: bytes) -> bool:
-        """True if a text of the machine or the dependencies has most of the longest names of some body."""
-        present = self.anchors.intersection(data.translate(SPACED).split())
-        counts = Counter(number for word in present for number in self.holders[word])
-        return any(count >= self.least[number] for number, count in counts.items())
+    def held(self, words: Iterable[bytes]) -> Iterator[int]:
+        """Numbers of the bodies of which a text of the machine or the dependencies has most of the longest names."""
+        present = self.anchors.intersection(words)
+        counts = Counter(names for word in present for names in self.holders[word])
+        for names, count in counts.items():
+            if count >= (FAR * len(names) if len(names) >= FEW else len(names)):
+                yield from self.alike[names]
+
+    def may_hold(self, words: Iterable[bytes]) -> bool:
+        """True if a text of these words may hold any body."""
+        return next(self.held(words), None) is not None
 
     def _in_piece(
         self, content: readers.Content, wanted: Set[int], is_own: bool
@@ -139,10 +149,14 @@ class Search:
         if content.code is not None:
             yield from self._in_code(content.code, wanted)
             return
+        if not is_own:
+            wanted = wanted & set(self.held(words_of(content.text)))
+            if not content.is_binary:
+                yield from self._in_shared(content.text, wanted)
+        if not wanted or not (is_own or content.is_binary):
+            return
         tokens = fingerprints.words(content.text)
-        for number, position in self.runs.find(tokens).items():
-            if number in wanted:
-                yield number, "body", " ".join(tokens[position : position + 40])
+        yield from self._in_runs(tokens, wanted)
         present = set(tokens)
         if "def" in present and not content.is_binary:
             yield from self._in_functions(content.text, wanted)
@@ -161,9 +175,38 @@ class Search:
                 if signatures[key]:
                     yield number, "signature", signatures[key]
 
+    def _in_shared(self, text: str, wanted: Set[int]) -> Iterator[tuple[int, str, str]]:
+        """As every text is searched, but first by its words alone: whole libraries are read."""
+        present = words_of(text) if wanted else frozenset[bytes]()
+        standing = {number for number in wanted if fingerprints.may_stand(self.told[number], present)}
+        if standing:
+            yield from self._in_runs(fingerprints.words(text), standing)
+        if b"def" in present:
+            yield from self._in_functions(text, wanted)
+
+    def _in_runs(self, tokens: list[str], wanted: Set[int]) -> Iterator[tuple[int, str, str]]:
+        for number, position in self.runs.find(tokens).items():
+            if number in wanted:
+                yield number, "body", " ".join(tokens[position : position + 40])
+
+    def _may_be_renamed(self, text: str, wanted: Set[int]) -> set[int]:
+        """The wanted bodies of whose marks a text has enough to hold a renamed copy."""
+        shaped = {number for number in wanted if self.bodies[number].shape}
+        present = words_of(text) if shaped else frozenset[bytes]()
+        return {
+            number
+            for number in shaped
+            if len(self.spelled[number] - present) <= (1 - ALIKE) * len(self.bodies[number].marks)
+        }
+
     def _in_functions(self, text: str, wanted: Set[int]) -> Iterator[tuple[int, str, str]]:
         """Renamed copies: the same shape, the same attributes, calls and constants."""
+        if not self._may_be_renamed(text, wanted):
+            return
         for source in (text, *re.findall(r"(?ms)^[ \t]*(?:async )?def .+?(?=^\S|\Z)", text)):
+            possible = self._may_be_renamed(source, wanted)
+            if not possible:
+                continue
             try:
                 tree = syntax.parse(source)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -172,8 +215,8 @@ class Search:
                 code = fingerprints.code_body(function)
                 if fingerprints.outline(code) not in self.outlines:
                     continue
-                for number in wanted & set(self.by_shape.get(fingerprints.shape(code)[0], ())):
-                    if fingerprints.similarity(fingerprints.marks(code), self.bodies[number].marks) >= 0.7:
+                for number in possible & set(self.by_shape.get(fingerprints.shape(code)[0], ())):
+                    if fingerprints.similarity(fingerprints.marks(code), self.bodies[number].marks) >= ALIKE:
                         yield number, "body", ast.unparse(function)
             if source is text:
                 return
@@ -215,7 +258,7 @@ def shared_files(roots: Sequence[str], search: Search) -> Iterator[File]:
     """Files of the machine and the dependencies that could hold some body."""
     for path in (path for root in roots if not os.path.islink(root) for path in _walk(root, SKIPPED)):
         data = _content(path, MAX_SHARED) if _is_plausible(path) else None
-        if data is not None and (readers.is_packed(data) or search.may_hold(data)):
+        if data is not None and (readers.is_packed(data) or search.may_hold(data.translate(SPACED).split())):
             yield File(path, data)
 
 
@@ -271,6 +314,12 @@ def _is_plausible(path: str) -> bool:
         source = re.sub(r"(__pycache__/)?([^/.]+)\.[^/]*$", r"\2.py", path)
         return not os.path.exists(source)  # else the source is read
     return path.endswith(PLAUSIBLE)
+
+
+def words_of(text: str) -> frozenset[bytes]:
+    """The words of a text, also as Python reads them, without letters that are not ASCII."""
+    read = text if text.isascii() else f"{text} {unicodedata.normalize('NFKC', text)}"
+    return frozenset(read.encode(errors="replace").translate(SPACED).split())
 
 
 def _signature(name: str, parameters: Sequence[str], text: str) -> str:

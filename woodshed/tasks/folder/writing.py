@@ -17,7 +17,7 @@ from woodshed import documents
 from woodshed.records import Environment, Task, TaskError, to_json
 from woodshed.runs.files import write_atomically
 from woodshed.tasks.contents import grading_files, is_allowed, original_api, shown_files
-from woodshed.tasks.environment import own_files, python_path
+from woodshed.tasks.environment import as_argument, built_wheel, own_files, python_path
 from woodshed.tasks.folder.reading import SCHEMA, content_id, load
 from woodshed.tasks.paths import is_inside, is_protected, mode, tree
 
@@ -179,7 +179,9 @@ def _written_files(task: Task) -> dict[str, bytes]:
         "tests/expected.json": json.dumps(expected, indent=1, ensure_ascii=True) + "\n",
     }
     own = {f"environment/own/{path}": text for path, text in own_files(task.environment).items()}
-    return {path: text.encode() for path, text in {**texts, **own}.items()} | _grader()
+    return {path: text.encode() for path, text in {**texts, **own}.items()} | (
+        _wheels(task.environment) | _grader()
+    )
 
 
 def _grader() -> dict[str, bytes]:
@@ -237,17 +239,25 @@ def _toml(task: Task, record: dict[str, Any]) -> str:
 
 def _dockerfile(environment: Environment) -> str:
     own = "COPY own/ /usr/local/\n" if own_files(environment) else ""
-    escaped = (pin.replace("'", "'\\''") for pin in environment.requirements)
+    wheels = "COPY wheels/ /wheels/\n" if _wheels(environment) else ""
+    arguments = (as_argument(pin, Path("/wheels")) for pin in environment.requirements)
+    escaped = (text.replace("'", "'\\''") for text in arguments)
     pins = " \\\n    ".join(f"'{pin}'" for pin in escaped)
     return DOCKERFILE.format(
-        python=environment.python, pins=pins, own=own, python_path=python_path(environment)
+        python=environment.python, wheels=wheels, pins=pins, own=own, python_path=python_path(environment)
     )
+
+
+def _wheels(environment: Environment) -> dict[str, bytes]:
+    """Wheels that were built from paths and addresses, by their path in the folder: no index has them."""
+    files = filter(None, map(built_wheel, environment.requirements))
+    return {f"environment/wheels/{file.name}": file.read_bytes() for file in files}
 
 
 DOCKERFILE = """\
 FROM python:{python}-slim
 RUN useradd --create-home agent
-RUN pip install --no-cache-dir --only-binary=:all: \\
+{wheels}RUN pip install --no-cache-dir --only-binary=:all: \\
     {pins}
 {own}ENV PYTHONPATH={python_path} PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 TZ=UTC LANG=C.UTF-8 CI=1
 COPY --chown=agent workspace/ /workspace/

@@ -58,6 +58,10 @@ def build(family: str, **settings: Any) -> Any:
             },
         )
         return transformers.Qwen3MoeForCausalLM(config)
+    if family == "mixtral":
+        experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+        config = transformers.MixtralConfig(**SHARED, **experts, num_key_value_heads=2, **settings)
+        return transformers.MixtralForCausalLM(config)
     config = transformers.LlamaConfig(
         **SHARED, num_key_value_heads=2, num_hidden_layers=2, tie_word_embeddings=True, **settings
     )
