@@ -31,8 +31,8 @@ TRIVIAL = (
     "return True",
     'return __import__("unittest.mock").mock.MagicMock()',
 )
-"""Bodies that do nothing, the last with an object that says yes to most questions; to return the first argument comes on
-top."""
+"""Bodies that do nothing, the last with an object that says yes to most questions. To return the first argument comes
+on top."""
 EQUAL = (
     'return type("Any", (), {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": None})()'
 )
