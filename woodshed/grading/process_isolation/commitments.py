@@ -6,8 +6,8 @@ its items, and what it says then is compared here, as are orders and membership.
 too, since it may know better; it is told nothing then that it did not say itself. An object that converts to nothing is
 equal to no value. Where that is wrong the test fails with the original code as well, and is known not to be isolable.
 
-Arithmetic with a number is checked here in the same way, and what is asked of its result is answered from the number
-that it is. Two objects of the code under test compare as they like.
+A sum, difference or quotient with a number is one of the number that the object says it is, and is made here.
+Two objects of the code under test compare as they like.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ import datetime
 import decimal
 import fractions
 import itertools
-import math
 import operator
 import pathlib
+import random
 import types
 import uuid
 from collections.abc import Callable
 from typing import Any
 
-from .stand_ins import fields_of, is_remote
+from .stand_ins import is_remote
 
-NUMBER = "@value"
-"""Number that a result of arithmetic is, whatever it says later."""
 NUMBERS = (int, float, decimal.Decimal, fractions.Fraction)
 DATES = (datetime.date, datetime.time)
 TEXTS = (str, datetime.timedelta, uuid.UUID, pathlib.PurePath)
@@ -51,16 +49,11 @@ SUMS: dict[str, Callable[[Any, Any], Any]] = {
     "__truediv__": operator.truediv,
     "__rtruediv__": lambda number, other: other / number,
 }
-UNARY: dict[str, Callable[..., Any]] = {
-    **{f"__{name}__": getattr(operator, name) for name in ("neg", "pos", "abs", "index")},
-    **{f"__{name}__": getattr(math, name) for name in ("trunc", "floor", "ceil")},
-    **{"__round__": round, "__int__": int, "__float__": float, "__bool__": bool},
-}
-CLOSE = 1e-9
+DRAW = random.SystemRandom()
 
 
 class Broken(Exception):
-    """An object turned out to be another number than it said."""
+    """An object reckons with numbers, and is none."""
 
 
 Ask = Callable[..., Any]
@@ -71,10 +64,8 @@ def answer(name: str, ask: Ask, subject: Any, arguments: tuple) -> Any:
     """The answer of a stand-in to a special method, as far as it may give one.
 
     Raises:
-        Broken: it is another number than it said.
+        Broken: it reckons with numbers, and does not say which one it is.
     """
-    if name in UNARY and NUMBER in fields_of(subject):
-        return UNARY[name](fields_of(subject)[NUMBER], *arguments)
     if len(arguments) != 1 or is_remote(other := arguments[0]):
         return ask(subject, *arguments)
     if name in EQUAL and isinstance(other, COMPARED):
@@ -137,8 +128,6 @@ def holds(subject: Any, item: Any) -> bool:
 
 def number_of(subject: Any) -> int | float | None:
     """The number that an object says it is; None if it is none."""
-    if NUMBER in fields_of(subject):
-        return fields_of(subject)[NUMBER]
     if isinstance(subject, int | float):  # its value came with it
         return int.__int__(subject) if isinstance(subject, int) else float.__float__(subject)
     for convert in (operator.index, float):
@@ -183,20 +172,23 @@ def _ordered(name: str, ask: Ask, subject: Any, other: Any) -> Any:
         elif isinstance(other, str):
             said = _text(subject)
     if said is None:
-        return NotImplemented if ask(subject, other) is NotImplemented else False
+        return NotImplemented if ask(subject, _another(other)) is NotImplemented else False
     return ORDERS[name](said, other)
 
 
 def _reckoned(name: str, ask: Ask, subject: Any, number: Any) -> Any:
-    """A sum, difference or quotient, which is the one of the number that the object said it was."""
-    was = number_of(subject)
-    result = ask(subject, number)
-    if result is NotImplemented:
-        return result
-    said: Any = number_of(result) if is_remote(result) else result
-    is_number = was is not None and (type(said) is int or type(said) is float)
-    if not is_number or not math.isclose(said, SUMS[name](was, number), abs_tol=CLOSE):
-        raise Broken("an object's arithmetic is not that of the number that it says it is")
-    if is_remote(result):
-        fields_of(result)[NUMBER] = said
-    return result
+    """What comes of the number that an object says it is. One that is none is asked about another number, and may only
+    say that it does not reckon."""
+    said = number_of(subject)
+    if said is not None:
+        return SUMS[name](said, number)
+    if ask(subject, _another(number)) is NotImplemented:
+        return NotImplemented
+    raise Broken("an object that reckons with numbers does not say which one it is")
+
+
+def _another(value: Any) -> Any:
+    """A value of the same kind that says nothing of this one."""
+    if isinstance(value, NUMBERS):
+        return type(value)(DRAW.randrange(1, 1000))
+    return type(value).min if isinstance(value, (*DATES, datetime.timedelta)) else type(value)()
