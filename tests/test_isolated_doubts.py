@@ -166,6 +166,7 @@ def test_member(): assert "right" in it.words()
 def test_member_of_items(): assert 9 in it.words()
 def test_order(): assert it.words() < ["rights"]
 def test_order_of_numbers(): assert it.nine() <= 9
+def test_kind(): assert it.kind() == int
 def test_emptied():
     wanted = [1, 2]
     assert it.words() != wanted
@@ -187,6 +188,7 @@ def give(take): take(9)
 def call(take): take()
 def tell(told): told.take(9)
 def eight(): return 8
+def kind(): return int
 def words(): return Words(["right", 9])
 @contextlib.contextmanager
 def around(): yield
@@ -203,6 +205,10 @@ class Words:
         if isinstance(o, list): o.clear()
         return False
     def __hash__(self): return 0
+class Kind:
+    def __eq__(self, o): return isinstance(o, type)
+    def __hash__(self): return 0
+def kind(): return Kind()
 def words(): return Words()
 nine = words
 def eight(): return 7

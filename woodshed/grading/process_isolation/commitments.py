@@ -16,11 +16,13 @@ import collections
 import contextlib
 import datetime
 import decimal
+import enum
 import fractions
 import itertools
 import operator
 import pathlib
 import random
+import re
 import types
 import uuid
 from collections.abc import Callable
@@ -37,6 +39,11 @@ COMPARED = (
     *(range, types.SimpleNamespace),
 )
 """Values that an object must say before it can be equal to them, and instances of types below these."""
+NAMED = (
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, enum.Enum, re.Pattern, slice),
+    *(type(Ellipsis), type(NotImplemented)),
+)
+"""Values that nothing but themselves is equal to, and that cross as what they are."""
 MOST_ITEMS = 20_000
 """Of an object that are looked at."""
 EQUAL = frozenset(("__eq__", "__ne__"))
@@ -70,6 +77,8 @@ def answer(name: str, ask: Ask, subject: Any, arguments: tuple) -> Any:
         return ask(subject, *arguments)
     if name in EQUAL and isinstance(other, COMPARED):
         return ask(subject, other) if says(subject, other) else name == "__ne__"
+    if name in EQUAL and isinstance(other, NAMED):
+        return name == "__ne__"
     if name in ORDERS and isinstance(other, COMPARED):
         return _ordered(name, ask, subject, other)
     if name == "__contains__" and isinstance(other, COMPARED):
