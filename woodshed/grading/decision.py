@@ -30,8 +30,6 @@ Files = Mapping[str, bytes | None]
 """Whole files by path; None: deleted."""
 
 MOST_NOTES = 50
-GUARDS = 16
-"""Isolated tests of one run that passed before."""
 UNREADABLE = "the patch cannot be compared with the interface that it has to keep"
 
 
@@ -87,7 +85,6 @@ def decide(
     isolated, guards = (
         [test for test in tests if test in known] for tests in (task.fail_to_pass, task.pass_to_pass)
     )
-    guards = random.SystemRandom().sample(guards, min(GUARDS, len(guards)))
     notes = [*left_behind(left), f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests"]
     runs: list[TestRun] = []
     with closing(box.runs(crossed, plan(task, isolated, guards, timeout_s))) as going:

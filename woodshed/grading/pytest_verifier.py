@@ -34,8 +34,8 @@ from woodshed.sandbox import Revocable, SandboxProvider, store
 from woodshed.tasks import environment, folder
 
 MOST_SEARCHES = 8
-MOST_GUARDS = 48
-"""Pass-to-pass tests of a task that may be isolated; some of them are in each run (`decision.GUARDS`)."""
+MOST_GUARDS = 16
+"""Pass-to-pass tests of a task that are isolated."""
 BROKEN_LINE = "LineError"
 LOST = "the sandbox was lost twice with this patch, and held without it"
 

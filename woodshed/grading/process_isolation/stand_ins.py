@@ -104,6 +104,8 @@ class RemoteModule(types.ModuleType):
         return peer.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is RemoteModule:  # an import here: there the name may mean a function by now
+            return
         if name.startswith("__") or isinstance(value, types.ModuleType):  # what the import system writes
             self.__dict__[name] = value
         else:
