@@ -353,13 +353,14 @@ class HttpEngine:
                 )
 
     def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> tuple[Sample, bool]:
-        """Sample from the server's answer and True if it was cut, or SamplerError where it is not token-exact."""
+        """Sample from the server's answer, and True if it was cut. Raises SamplerError where it is not token-exact,
+        PassingError where it has no token yet."""
         ids = tuple(choice.get("token_ids") or ())
         logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
         is_cut = reason == "abort"
         if is_cut and not ids:
-            return Sample((), (), "length", ()), True
+            raise PassingError("the message was cut before its first token")
         sample = Sample(
             ids, tuple(logps), cast("Any", "length" if is_cut else reason), ((version, len(ids)),)
         )
