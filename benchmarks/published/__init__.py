@@ -29,6 +29,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "step-one-card": cards.ranks_step,
     "step-noise": cards.ranks_agree,
     "step-facts": cards.ranks_facts,
+    "async-attempts": cards.async_attempts,
     "hint-cost": engines.hint_cost,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,
