@@ -34,6 +34,34 @@ def vllm_training() -> str:
     )
 
 
+def weight_updates() -> str:
+    """Bytes and seconds of an update, on real gradients."""
+    rows = [
+        [
+            row["weights"],
+            str(row["layers"]),
+            str(row["steps"]),
+            f"{100 * row['share_mean']:.2f} %",
+            f"{100 * row['share_max']:.2f} %",
+            f"{row['write_s_median']:.1f} / {row['receive_s_median']:.1f}",
+            f"{row['exact']} of {row['versions']}",
+        ]
+        for row in load("weight_updates")["rows"]
+    ]
+    return table(
+        [
+            "trained",
+            "layers",
+            "steps",
+            "mean share",
+            "largest",
+            "seconds to write / receive",
+            "equal bit for bit",
+        ],
+        rows,
+    )
+
+
 def agreement() -> str:
     runs = [r for r in load("targeted_feedback")["runs"] if r["machine"].endswith("ba7def0")]
     gaps = [step["logp_gap_max"] for run in runs for step in run["steps"]]

@@ -52,7 +52,7 @@ PRIVATE = (
     "for a private package set PIP_FIND_LINKS to a folder with its wheel, or PIP_EXTRA_INDEX_URL (PIP_INDEX_URL) to "
     "your index, here and wherever its tasks are run"
 )
-BUILT = re.compile(r"[+.]woodshed\.[0-9a-f]{12}$")
+BUILT = re.compile(r"[+.]woodshed\.x[0-9a-f]{12}$")
 """End of the version of a wheel that was built from a path or an address: no package index has such a release."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
