@@ -242,7 +242,6 @@ def test_causal_attention_and_its_gradient_are_pytorchs(dtype: torch.dtype):
         same_gradients(ours, plain, inputs, atol=atol, rtol=rtol)
 
 
-@on_a_card
 def test_causal_attention_can_be_computed_again(monkeypatch: pytest.MonkeyPatch):
     """As activation checkpointing does, which gives saved tensors only once."""
 
@@ -262,6 +261,7 @@ def test_causal_attention_can_be_computed_again(monkeypatch: pytest.MonkeyPatch)
     assert all(map(torch.equal, again, gradients))
 
 
+@on_a_card
 def test_unsplit_products_leave_the_settings_as_they_were():
     matmul = torch.backends.cuda.matmul
 

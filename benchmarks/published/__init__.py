@@ -30,6 +30,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "step-one-card": cards.ranks_step,
     "step-noise": cards.ranks_agree,
     "step-facts": cards.ranks_facts,
+    "async-attempts": cards.async_attempts,
     "hint-cost": engines.hint_cost,
     "router-replay": ranks.router_replay,
     "ranks-equal": ranks.ranks_equal,
