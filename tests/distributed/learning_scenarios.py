@@ -26,6 +26,7 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, PolicySettings, add_adapter
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.weight_files import WeightFiles
 from woodshed.learning.worker import Worker
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
@@ -264,21 +265,29 @@ def loaded(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
 
 
 def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
-    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold."""
+    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold; digests of
+    what differences between two publications lead to."""
     found = {}
+    WeightFiles.has_differences = True  # type: ignore[assignment]  # of float32, too
     for name, training in trainings.items():
         policy, copied, run = policy_of(training), None, RunDir(Path(folder) / name)
+        files = WeightFiles(policy)
+        for kind in ("before", "difference", "served"):
+            (run.path / kind).mkdir(exist_ok=True, parents=True)
+        if not training.rank:
+            files.write(run.path / "before", "full")
         with torch.no_grad():
             for weight in policy.trainable.values():
                 weight.mul_(1.5)
+        changed = {} if training.rank else files.write(run.path / "difference", "delta")
         if ranks.index() == 0:
             copied = build(training.family)
             copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
         worker.export()
-        (run.path / "served").mkdir(parents=True, exist_ok=True)
         worker.write_for_servers(run.path / "served", "adapter" if training.rank else "full")
         held = copied.state_dict() if copied is not None else {}
-        found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
+        held = {key: value for key, value in held.items() if key in policy.trainable}
+        found[name] = weights(policy), held, {key: tensor.digest for key, tensor in changed.items()}
     return found
