@@ -34,6 +34,34 @@ def vllm_training() -> str:
     )
 
 
+def weight_updates() -> str:
+    """Bytes and seconds of an update, on real gradients."""
+    rows = [
+        [
+            row["weights"],
+            str(row["layers"]),
+            str(row["steps"]),
+            f"{100 * row['share_mean']:.2f} %",
+            f"{100 * row['share_max']:.2f} %",
+            f"{row['write_s_median']:.1f} / {row['receive_s_median']:.1f}",
+            f"{row['exact']} of {row['versions']}",
+        ]
+        for row in load("weight_updates")["rows"]
+    ]
+    return table(
+        [
+            "trained",
+            "layers",
+            "steps",
+            "mean share",
+            "largest",
+            "seconds to write / receive",
+            "equal bit for bit",
+        ],
+        rows,
+    )
+
+
 def agreement() -> str:
     runs = [r for r in load("targeted_feedback")["runs"] if r["machine"].endswith("ba7def0")]
     gaps = [step["logp_gap_max"] for run in runs for step in run["steps"]]
@@ -132,6 +160,25 @@ def decode_again() -> str:
     """The same, measured on another day by `benchmarks/generation.py`, with fewer loads."""
     kept = [row for row in load("generation_beside_vllm")["rows"] if row["load"] in LOADS]
     return _beside_vllm(list(_from_rows(kept)))
+
+
+def decode_lora() -> str:
+    """Decoding with an adapter on both sides, measured on another day."""
+    rows = {(row["side"], row["load"]): row for row in load("generation_lora_h200")["rows"]}
+    shown = []
+    for name in ("16", "128"):
+        ours, other = rows[("woodshed", name)], rows.get(("vllm", name))
+        rate = ours["decode_tokens_per_s"]
+        cells = [f"{name} rows, prompt 512", spread(rate, 0), f"{ours['unequal']} of {ours['compared']:,}"]
+        if other is None:
+            shown.append([*cells, "not reached", ""])
+            continue
+        ratio = middle(rate) / middle(other["decode_tokens_per_s"])
+        shown.append(
+            [*cells, spread(other["decode_tokens_per_s"], 0), f"{ratio:.2f}: {judged(ratio >= 0.9)}"]
+        )
+    header = ["tokens a second, 0.5B, LoRA 16", "Woodshed", "log-probs that differ from the trainer's"]
+    return table([*header, "vLLM with the adapter", "ratio, target 0.9"], shown)
 
 
 def _beside_vllm(loads: Sequence[Decoded]) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from worlds import device
 
-from woodshed.engines.local import routing
+from woodshed.engines import expert_log
 from woodshed.experience.samples import HintBranch, TrainingSample
 from woodshed.learning import checkpoint, optimizer, packing, ranks, tensor_folder
 from woodshed.learning.checkpoint import CheckpointWriter, TrainState
@@ -25,9 +26,13 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, PolicySettings, add_adapter
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.weight_files import WeightFiles
 from woodshed.learning.worker import Worker
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
+
+SAVED = ("LoRA", "AdamW", "Muon", "experts")
+"""Trainings of the tests with checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ def samples_of(training: Training) -> list[TrainingSample]:
             sample = replace(sample, ce_weights=ones)
         if training.routed:
             chosen = torch.randint(16, (len(ids) - 1, 2, 4), generator=rng).numpy()
-            sample = replace(sample, experts=(routing.write(0, chosen),))
+            sample = replace(sample, experts=(expert_log.write(0, chosen),))
         samples.append(sample)
     return samples
 
@@ -145,11 +150,17 @@ def steps_of(training: Training, trainer: Trainer, steps: int) -> list[dict[str,
     return metrics
 
 
-def run(trainings: dict[str, Training], folder: str, writers: int) -> dict[str, Any]:
+def run(
+    trainings: dict[str, Training], folder: str, writers: int, kept: Sequence[str] = SAVED
+) -> dict[str, Any]:
     """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by so many
-    ranks."""
+    ranks.
+
+    Args:
+        kept: trainings with checkpoints.
+    """
     results: dict[str, Any] = {name: train(training) for name, training in trainings.items()}
-    saved = {name: trainings[name] for name in SAVED}
+    saved = {name: trainings[name] for name in kept}
     results["checkpoints"] = (
         save_after_two(saved, folder) if ranks.count() == writers else load(saved, folder)
     )
@@ -173,8 +184,6 @@ def weights(policy: Policy) -> dict[str, Tensor]:
 
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
-
-SAVED = ("LoRA", "AdamW", "Muon", "experts")
 
 
 def contents(trainer: Trainer) -> dict[str, Tensor]:
@@ -256,21 +265,29 @@ def loaded(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
 
 
 def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
-    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold."""
+    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold; digests of
+    what differences between two publications lead to."""
     found = {}
+    WeightFiles.has_differences = True  # type: ignore[assignment]  # of float32, too
     for name, training in trainings.items():
         policy, copied, run = policy_of(training), None, RunDir(Path(folder) / name)
+        files = WeightFiles(policy)
+        for kind in ("before", "difference", "served"):
+            (run.path / kind).mkdir(exist_ok=True, parents=True)
+        if not training.rank:
+            files.write(run.path / "before", "full")
         with torch.no_grad():
             for weight in policy.trainable.values():
                 weight.mul_(1.5)
+        changed = {} if training.rank else files.write(run.path / "difference", "delta")
         if ranks.index() == 0:
             copied = build(training.family)
             copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
         worker.export()
-        (run.path / "served").mkdir(exist_ok=True)
         worker.write_for_servers(run.path / "served", "adapter" if training.rank else "full")
         held = copied.state_dict() if copied is not None else {}
-        found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
+        held = {key: value for key, value in held.items() if key in policy.trainable}
+        found[name] = weights(policy), held, {key: tensor.digest for key, tensor in changed.items()}
     return found

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worlds import DEVICE, fitting, launch
 
+from woodshed.engines.published import digest_of
 from woodshed.learning import packing
 from woodshed.learning.policy import Policy, PolicySettings
 from woodshed.runs.folder import RunDir
@@ -57,7 +58,7 @@ TRAININGS = {
     "all losses": Training(imitated=2),
     "a step that one rank loses": Training(rank=4, is_lost=True),
     "layers computed again": Training(activation_checkpointing=True),
-    "master weights": Training(dtype="bfloat16", steps=5),
+    "master weights": Training(dtype="bfloat16", steps=3),
 }
 COMPARED = (
     "rl_loss",
@@ -181,7 +182,7 @@ def test_what_ranks_export_is_whole(tmp_path: Path):
     """An adapter, a model whose ends share a weight, and experts of two ranks, for people, servers and engines."""
     trainings = {name: TRAININGS[name] for name in ("LoRA", "AdamW", "experts")}
     exported = launch(2, "learning_scenarios:exported", trainings, str(tmp_path))[0]
-    for name, (weights, copied) in exported.items():
+    for name, (weights, copied, digests) in exported.items():
         kept, served, expected = tmp_path / name / "policy", tmp_path / name / "served", weights
         if name == "LoRA":
             expected = {key.replace(".default", ""): value for key, value in weights.items()}
@@ -194,6 +195,8 @@ def test_what_ranks_export_is_whole(tmp_path: Path):
                 whole,
                 {k: v for file in served.glob("*.safetensors") for k, v in load_file(file).items()},
             ]
+            assert digests == {key: digest_of(value.numpy().tobytes()) for key, value in expected.items()}
+            assert len(list((tmp_path / name / "difference").glob("delta-*"))) == 2
         for found, wanted in ((copied, weights), *((each, expected) for each in held)):
             assert found.keys() == wanted.keys()
             assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []
