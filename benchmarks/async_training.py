@@ -6,7 +6,8 @@
 
 A run is an engine and a staleness. With staleness 0 attempts are made between two updates; above it, a collector makes
 them all the time. Each run is a process of `woodshed train`; runs with the same engine share its server. A step ends
-when its metrics are written; the first `--warmup` steps compile, capture and fill the pipeline, and are not counted.
+when its metrics are written; the first `--warmup` steps, which compile and capture, and as many more as the staleness,
+which were begun before there was a clock, are not counted.
 Beside the time of a step: the share of it in which the trainer waited, what each card did, how old tokens were, the
 distance between engine and trainer, and the size of every version of the weights that was published. Each row is
 written as it is measured, and not twice.
@@ -52,6 +53,9 @@ LOOK_S = 0.1
 PAUSE_S = 0.01
 TRAINED = re.compile(r'^\{"phase": ?"train", ?"step": ?(\d+), ?"part": ?\d+, ?"record"', re.M)
 """Start of a line of metrics.jsonl with a step's figures."""
+GRADED = re.compile(r'"reward": ?\{"value": ?[\d.-]')
+"""A reward among them: some attempt was graded."""
+VOID = "no attempt of the first steps could be graded, so nothing is trained: the run's verdicts say why"
 ROWS = 128
 BAR = {1: 1.25, 2: 1.6}
 """Times the speed of staleness 0, by the number of cards."""
@@ -71,6 +75,8 @@ def main() -> None:
             for staleness in missing:
                 about = {"engine": engine, "staleness": staleness, "gpus": options.gpus}
                 rows.add(about | measure(options, engine, staleness, servers, Path(scratch)))
+                if rows.rows[-1].get("error") == VOID:
+                    sys.exit(VOID)
     show(rows.rows)
 
 
@@ -110,7 +116,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--arguments", default="", help="more arguments of the engine's command, with commas")
     parser.add_argument("--tasks-per-step", type=int, default=8)
     parser.add_argument("--attempts", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--warmup", type=int, default=1, help="steps that are not counted")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds of one run")
     parser.add_argument("--toy", action="store_true", help="short messages, in float32")
@@ -185,9 +191,12 @@ def measure(
     keep_logs(
         options, recipe.name, [log, *(run / "logs" / f"{each}.log" for each in ("collector", "trainer"))]
     )
-    if len(seen.steps) <= options.warmup + 1:
+    if seen.is_void:
+        return {"error": VOID}
+    warmup = options.warmup + staleness  # so many steps are in the making when the first one ends
+    if len(seen.steps) <= warmup + 1:
         return {"error": log.read_text(errors="replace")[-1500:], "exit_code": process.returncode}
-    found = figures(RunDir(run), seen, options.warmup, busy(cards, seen, options.warmup))
+    found = figures(RunDir(run), seen, warmup, busy(cards, seen, warmup))
     return found | ({"paused_s": spread(pauses.seconds)} if pauses.seconds else {})
 
 
@@ -226,6 +235,8 @@ class Watched:
         self.run, self.process, self.ends = run, process, ends
         self.begun, self.steps = time.monotonic(), list[float]()
         """When each step's metrics were there."""
+        self.is_void = False
+        """No attempt counts, so nothing will be trained."""
         self.versions: dict[str, tuple[str, int]] = {}
         """Folder of published weights to kind and bytes."""
 
@@ -245,6 +256,9 @@ class Watched:
         if metrics.exists():
             written = len(set(TRAINED.findall(metrics.read_text())))
             self.steps += [time.monotonic()] * (written - len(self.steps))
+            if self.steps and not GRADED.search(metrics.read_text()):
+                self.is_void = True
+                self.process.terminate()
         for record in self.run.glob("weights/*/published.json"):
             if record.parent.name not in self.versions:
                 with suppress(OSError, ValueError):  # swept away meanwhile

@@ -41,8 +41,14 @@ MARK = "WOODSHED_CHAOS"
 KINDS = ("launcher", "trainer", "collector", "server", "guard")
 STALENESS, TASKS, ATTEMPTS = 1, 2, 2
 LEFT_S = 15.0
-SETTLE_S = (1.0, 9.0)
-"""Shortest and longest time between two kills."""
+HASTE = 0.3
+"""Share of the kills that do not wait for what the run does next, and may meet it as it starts."""
+SETTLE_S = 4.0
+"""Longest time from then to a kill."""
+PROGRESS_S = 120.0
+"""Longest wait for what the run does next."""
+RARE = {"launcher": 1}
+"""Weight of a kind among the kills; 2 for the others. A launcher takes all others with it."""
 MOST_S = 3600.0
 RECIPE = """
 name = "run"
@@ -148,12 +154,27 @@ class Chaos:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         self.left += [line for line in mounts if str(self.root) in line]
 
+    def wait_for_progress(self) -> None:
+        """Wait, mostly, until the run has done something since this was called."""
+        if self.rng.random() < HASTE:
+            return
+        files = [self.path / f"{name}.jsonl" for name in ("rollouts", "verdicts", "published", "taken")]
+        assert self.process is not None
+
+        def size() -> int:
+            return sum(file.stat().st_size for file in files if file.exists())
+
+        before, deadline = size(), time.monotonic() + PROGRESS_S
+        while size() == before and time.monotonic() < deadline and self.process.poll() is None:
+            time.sleep(0.1)
+
     def kill(self) -> None:
         """Kill one process of the run, and resume it where that was the launcher."""
         pids = self.pids()
         if "trainer" not in pids and "collector" not in pids:
             return  # it has hardly begun
-        name = self.rng.choice(sorted(pids))
+        names = sorted(pids)
+        name = self.rng.choices(names, [RARE.get(each, 2) for each in names])[0]
         with suppress(ProcessLookupError):
             os.kill(pids[name], signal.SIGKILL)
             self.kills[name] += 1
@@ -171,7 +192,9 @@ class Chaos:
         while time.monotonic() - began < MOST_S:
             assert self.process is not None
             is_killing = self.kills.total() < kills
-            time.sleep(self.rng.uniform(*SETTLE_S) if is_killing else 1.0)
+            if is_killing:
+                self.wait_for_progress()
+            time.sleep(self.rng.uniform(0.0, SETTLE_S) if is_killing else 1.0)
             self.look()
             code = self.process.poll()
             if code == 0 and not is_killing:
@@ -265,7 +288,9 @@ def main() -> None:
         for number in range(TASKS):
             written = root / "written" / str(number)
             written.mkdir(parents=True)
-            write_plain_task(written, f"Area of square {number}.").folder.rename(root / "tasks" / f"shapes-{number}")
+            write_plain_task(written, f"Area of square {number}.").folder.rename(
+                root / "tasks" / f"shapes-{number}"
+            )
         model = write_tiny_model(root / "model")
         row = measure(
             root, root / "tasks", model, kills=options.kills, seed=options.seed, steps=options.steps

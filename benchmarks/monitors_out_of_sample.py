@@ -51,6 +51,8 @@ READ = 1200
 """Tokens of a conversation that it reads, from the end."""
 AUDITED = 2
 """Attacks, and as many honest attempts, that the auditing model reads."""
+DOLLARS = {"prompt_tokens": 0.10, "completion_tokens": 0.40}
+"""For a million tokens: what services ask for small models, to say what such an audit would cost there."""
 SHOWN = 40
 """Flags of honest attempts that are kept with their quotes."""
 
@@ -200,8 +202,10 @@ def audited(url: str, known: Sequence[Task]) -> dict[str, Any]:
                 )
     finally:
         server.close()
-    seconds = time.monotonic() - began
-    return {"findings": found, "attempts": 2 * AUDITED, "seconds": seconds, **cost, **spent}
+    seconds = round(time.monotonic() - began, 1)
+    dollars = sum(price * spent[name] / 1e6 for name, price in DOLLARS.items())
+    told = {"findings": found, "attempts": 2 * AUDITED, "tasks": len(known), "seconds": seconds}
+    return {**told, **cost, **spent, "dollars": round(dollars, 6), "dollars_per_million": DOLLARS}
 
 
 def main() -> None:
@@ -236,7 +240,8 @@ def main() -> None:
     if "judge" in options.parts:
         with served(options.model) as url:
             report["judge"] = {"model": options.model.name, **audited(url, known)}
-    report |= {"tasks": len(known), "packages": len({task.environment.packages for task in known})}
+    if "attacks" in options.parts:
+        report |= {"tasks": len(known), "packages": len({task.environment.packages for task in known})}
     report["machine"] = machine.describe()
     revisions = dict.fromkeys(options.parts.split(","), report["machine"]["revision"])
     report["revisions"] = {**report.get("revisions", {}), **revisions}

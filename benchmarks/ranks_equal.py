@@ -1,6 +1,6 @@
 """Ranks train as one process does: every way of a step, every teacher, every kind of weights and optimizer.
 
-    python benchmarks/ranks_equal.py                 about ten minutes on two cores
+    python benchmarks/ranks_equal.py [--part held]   about ten minutes on two cores
 
 Toy models of Hugging Face classes over gloo, in float32. Each training takes three steps on 7 rollouts of unequal
 length in one process, on 2 and on 4 ranks; the 4 write a checkpoint, which 2 and 1 read and go on from by a step.
@@ -21,6 +21,7 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,13 +107,13 @@ def apart(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 # What ranks hold, wait for and do ---------------------------------------------------------------------------------
 
 
-def write_model(folder: Path) -> int:
-    """A model of 103M weights in float32; its bytes."""
+def write_model(folder: Path, num_layers: int) -> int:
+    """A model in float32, with 12 layers of 103M weights; its bytes."""
     config = transformers.LlamaConfig(
-        vocab_size=16_384,
+        vocab_size=16_384 if num_layers > 1 else 512,
         hidden_size=768,
         intermediate_size=2048,
-        num_hidden_layers=12,
+        num_hidden_layers=num_layers,
         num_attention_heads=12,
         num_key_value_heads=4,
     )
@@ -122,15 +123,25 @@ def write_model(folder: Path) -> int:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
-def loading(folder: str, is_whole: bool) -> int:
-    """Peak memory in bytes that a rank takes to load its shards, beyond what it had before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now
-    before = memory("VmRSS")
-    policy, _ = Policy.load(
-        PolicySettings(model=folder, lora_rank=0, device="cpu"), seed=0, is_whole=is_whole
-    )
-    shard(policy, LayoutSettings(fsdp=ranks.count()))
-    return memory("VmHWM") - before
+def loading(folder: str, is_whole: bool) -> dict[str, int]:
+    """Peak memory in bytes that a rank takes to load its shards, beyond what it had before: all, and without pages of
+    files, which the kernel can drop. Libraries are loaded by a small model first."""
+    before, own, is_loaded = (0, 0), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_loaded.wait(0.002):
+            own[0] = max(own[0], memory("RssAnon"))
+
+    for name in ("small", "model"):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now
+        before = memory("VmRSS"), memory("RssAnon")
+        if name == "model":
+            threading.Thread(target=watch, daemon=True).start()
+        settings = PolicySettings(model=f"{folder}/{name}", lora_rank=0, device="cpu")
+        policy, _ = Policy.load(settings, seed=0, is_whole=is_whole)
+        shard(policy, LayoutSettings(fsdp=ranks.count()))
+    is_loaded.set()
+    return {"all": memory("VmHWM") - before[0], "own": own[0] - before[1]}
 
 
 def memory(name: str) -> int:
@@ -156,10 +167,10 @@ def waiting(folder: str, run: str) -> dict[str, float]:
 def held() -> dict[str, Any]:
     """Memory of each rank by the number of ranks, and what a step waits for on two."""
     with tempfile.TemporaryDirectory() as folder:
-        size = write_model(Path(folder) / "model")
-        model = str(Path(folder) / "model")
+        write_model(Path(folder) / "small", 1)
+        size, model = write_model(Path(folder) / "model", 12), f"{folder}/model"
         peaks = {
-            form: {str(n): launch(n, "ranks_equal:loading", model, form == "whole") for n in (2, 4)}
+            form: {str(n): launch(n, "ranks_equal:loading", folder, form == "whole") for n in (2, 4)}
             for form in ("whole", "shards")
         }
         waits = [launch(2, "ranks_equal:waiting", model, f"{folder}/run{n}") for n in range(3)]
@@ -202,10 +213,15 @@ def slowest(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ranks train as one process does.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ranks_equal.json")
+    parser.add_argument(
+        "--part", choices=("held", "dealt", "equal"), help="measure this one, and keep the rest"
+    )
     options = parser.parse_args()
-    report = {"held": held(), "dealt": dealt(), "equal": equal(), "machine": machine.describe()}
-    for row in report["equal"]:
-        print(row)
+    report = json.loads(options.out.read_text(encoding="utf-8")) if options.part else {}
+    for name, measure in {"held": held, "dealt": dealt, "equal": equal}.items():
+        if options.part in (None, name):
+            report[name] = measure()
+    report["machine"] = machine.describe()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
 

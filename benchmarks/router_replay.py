@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import transformers
 
+from woodshed.engines import expert_log
 from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, sample_all
 from woodshed.engines.local import LocalEngine, routing
 from woodshed.experience.samples import TrainingSample
@@ -94,9 +95,9 @@ def _training(prompt: tuple[int, ...], sample: Sample) -> TrainingSample:
 
 def damaged(sample: TrainingSample, rng: np.random.Generator) -> TrainingSample:
     """The sample with some choices of another token in its log."""
-    chosen = routing.read(sample.experts[0])
+    chosen = expert_log.read(sample.experts[0])
     hits = rng.random(chosen.shape) < DAMAGE
-    return replace(sample, experts=(routing.write(0, np.where(hits, np.roll(chosen, 7, 0), chosen)),))
+    return replace(sample, experts=(expert_log.write(0, np.where(hits, np.roll(chosen, 7, 0), chosen)),))
 
 
 @contextmanager
@@ -134,7 +135,7 @@ def differing(model: Any, samples: list[TrainingSample]) -> float:
     for sample in samples:
         with torch.no_grad(), routing.routers_of(model).told() as told:
             model(input_ids=torch.tensor([sample.ids[:-1]]), use_cache=False)
-        own, engine = torch.stack(told, 1).numpy(), routing.read(sample.experts[0])
+        own, engine = torch.stack(told, 1).numpy(), expert_log.read(sample.experts[0])
         missing += int((engine[..., :, None] != own[..., None, :]).all(-1).sum())
         total += engine.size
     return missing / total

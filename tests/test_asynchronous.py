@@ -81,8 +81,7 @@ def test_a_step_learns_from_attempts_of_the_version_before(
     assert (run.path / "policy").is_dir()
 
 
-@pytest.mark.parametrize("form", ["separate", "packed"])
-@pytest.mark.parametrize("teacher", ["frozen", "live"])
+@pytest.mark.parametrize(("form", "teacher"), [("separate", "frozen"), ("packed", "live")])
 def test_older_tokens_are_told_apart_and_change_no_loss(form: str, teacher: str, tmp_path: Path):
     made = four_attempts(tmp_path)
     turns = [replace(turn, versions=((-1, 3), (0, len(turn.sampled_ids) - 3))) for turn in made[1].turns]

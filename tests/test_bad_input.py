@@ -190,15 +190,6 @@ def test_kinds_that_can_be_used(kind: str, tmp_path: Path):
 
 
 REFUSED: dict[str, tuple[dict[str, str | bytes], str]] = {
-    "compiled extensions": (
-        {
-            "pyproject.toml": BUILD,
-            "tools/backend.py": BACKEND,
-            "space/odd.cpython-311-x86_64-linux-gnu.so": b"\x7fELF",
-            "space/__init__.py": "",
-        },
-        r"odd has compiled extensions \(space/odd.cpython-311-x86_64-linux-gnu.so\); only pure Python",
-    ),
     "all tests need the network": (
         {
             "odd.py": CODE,

@@ -168,7 +168,7 @@ def test_a_sandbox_that_answers_otherwise_restarts_the_attempt(tiny_task: Task, 
 def test_a_collector_needs_no_torch():
     code = (
         "import sys; import woodshed.cli.asynchronous, woodshed.stages.asynchronous.collector;"
-        "import woodshed.stages.asynchronous.collector_recipe, woodshed.engines.create, woodshed.tokens.model_files;"
+        "import woodshed.stages.asynchronous.collector_recipe, woodshed.stages.asynchronous.launcher;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -52,6 +52,7 @@ KINDS = {
         "def test_it():\n    from unittest import mock\n    told = mock.Mock()\n    told(f(3))\n"
         "    told.assert_called_once_with(9)\n    assert told.call_args == mock.call(9)\n"
     ),
+    "an object with the value": "def test_it():\n    from fractions import Fraction\n    assert f(3) == Fraction(9)\n",
     "a chain": "def test_it():\n    assert f(3) == f(4) == 9\n",
     "an input beside the value": "def test_it():\n    given = 3\n    assert f(given) == given\n",
     "a total that is counted up": (
@@ -98,7 +99,13 @@ def test_no_code_passes_a_test_and_its_decoy(kind: str):
         assert function is not None
         changes = decoys.candidates(text, function, random.Random(seed))
         assert changes, "every one of these can be contradicted"
-        if kind in ("about a number", "near a number", "nearly equal", "what a mock was told"):
+        if kind in (
+            "an object with the value",
+            "about a number",
+            "near a number",
+            "nearly equal",
+            "what a mock was told",
+        ):
             assert changes[0][2].isdigit(), "another value, not just the opposite"
         for start, end, replacement in changes:
             body = text[function.start : function.end]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import json
 import socket
 import threading
@@ -12,12 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_model import tiny_tokenizer
 from typer.testing import CliRunner
 
 from woodshed import doctor
 from woodshed.cli import app
+from woodshed.engines import expert_log
 from woodshed.engines.chat import ChatEngine
 from woodshed.engines.engine import SampleRequest, sample_all
 from woodshed.engines.http import EndpointSettings, HttpEngine
@@ -178,6 +182,20 @@ def test_numbers_that_are_no_log_probability_are_refused(server: Server, logp: A
             sample_all(sampler, [REQUEST])
         server.spoil = {"choice": {"logprobs": {"token_logprobs": [1e-6] * len(server.ids)}}}
         assert set(sample_all(sampler, [REQUEST])[0].logps) == {0.0}, "an engine's rounding"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_experts_that_a_server_tells_come_with_the_sample(server: Server, is_damaged: bool):
+    """As vLLM sends them: a .npy file in base64, a row for every token that was read."""
+    chosen = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    np.save(file := io.BytesIO(), chosen)
+    text = base64.b64encode(file.getvalue()).decode()
+    server.spoil = {"choice": {"routed_experts": text[:-40] if is_damaged else text}}
+    with connect(server) as engine:
+        (sample,) = sample_all(engine, [REQUEST])
+    assert (sample.experts is None) == is_damaged
+    if sample.experts is not None:
+        assert sample.experts.start == 0 and (expert_log.read(sample.experts) == chosen).all()
 
 
 @pytest.mark.parametrize("models", [[], {"data": None}, {"data": [{}]}, {"object": "error"}])

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tiny_model import tiny_tokenizer
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from woodshed.engines import local
 from woodshed.engines.engine import SampleRequest, SamplerSettings, sample_all
 from woodshed.engines.local import LocalEngine, compute_in_model_precision, invariant
 from woodshed.experience.samples import TrainingSample
@@ -236,6 +240,25 @@ def test_causal_attention_and_its_gradient_are_pytorchs(dtype: torch.dtype):
         )
         torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
         same_gradients(ours, plain, inputs, atol=atol, rtol=rtol)
+
+
+def test_causal_attention_can_be_computed_again(monkeypatch: pytest.MonkeyPatch):
+    """As activation checkpointing does, which gives saved tensors only once."""
+
+    def attend(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return scaled_dot_product_attention(query, *rest[:2], is_causal=True, enable_gqa=True).transpose(1, 2)
+
+    kernels = SimpleNamespace(attend=attend)  # those of a card need Triton
+    monkeypatch.setitem(sys.modules, "woodshed.engines.local.kernels", kernels)
+    monkeypatch.setattr(local, "kernels", kernels, raising=False)
+    query, key, value = (torch.randn(2, heads, 5, 8, requires_grad=True) for heads in (4, 2, 2))
+
+    def attended() -> torch.Tensor:
+        return invariant._Causal.apply(query, key, value, 8**-0.5, None)  # pyright: ignore[reportReturnType]
+
+    gradients = torch.autograd.grad(attended().square().sum(), (query, key, value))
+    again = torch.autograd.grad(checkpoint(attended, use_reentrant=False).square().sum(), (query, key, value))
+    assert all(map(torch.equal, again, gradients))
 
 
 @on_a_card

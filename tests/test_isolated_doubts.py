@@ -79,6 +79,7 @@ class Number:
     def __abs__(self): return Number(abs(self.n))
     def __round__(self, digits=None): return round(self.n, digits)
     def __bool__(self): return self.n != 0
+    def __float__(self): return float(self.n)
 
 def nine(): return Number(9)
 """
@@ -113,17 +114,123 @@ class Likely:
 
 def nine(): return Likely()
 """
+UNDESCRIBED = """
+import gc
+class Shown:
+    known = None
+    def __eq__(self, o):
+        self.known = o if self.known is None else self.known
+        return o == self.known
+    def __ne__(self, o): return not self == o
+    def __hash__(self): return 9
+    def __sub__(self, o): return 0
+    __rsub__ = __sub__
+    def __truediv__(self, o): return 1
+
+for one in gc.get_objects():
+    if type(one).__name__ == "CodePeer":
+        def described(self, kind, old=type(one)._described):
+            names = [name for name in vars(kind) if name.startswith("__")]
+            return {**old(self, kind), "special": ["__hash__"], "methods": names, "module": "test_nine"}
+        type(one)._described = described
+        break
+
+def nine(): return Shown()
+"""
 CODE = {
     "an honest number": NUMBER,
     "always equal, no difference": LIAR.format(difference="0", size="0"),
     "always equal, a difference that is always equal": LIAR.format(difference="Liar(o)", size="self"),
     "always equal, its difference has no size": LIAR.format(difference="Liar(o)", size="0"),
     "equal to what looks likely": LIKELY,
+    "equal to what it is shown, and described without a comparison": UNDESCRIBED,
 }
+CALLING = """
+from unittest import mock
+import pytest
+import nines as it
+
+def is_nine(value): assert value == 9
+
+def test_callback(): it.give(is_nine)
+def test_helper_in_a_callback():
+    def take(value): assert value == it.nine() and isinstance(value, int)
+    it.give(take)
+def test_context():
+    with it.around(): assert it.eight() == 8
+def test_mock():
+    told = mock.Mock()
+    it.tell(told)
+    told.take.assert_called_once_with(9)
+def test_member(): assert "right" in it.words()
+def test_member_of_items(): assert 9 in it.words()
+def test_order(): assert it.words() < ["rights"]
+def test_order_of_numbers(): assert it.nine() <= 9
+def test_kind(): assert it.kind() == int
+def test_emptied():
+    wanted = [1, 2]
+    assert it.words() != wanted
+    assert wanted == [1, 2] and it.eight() == 8
+def test_error_that_passes_through():
+    with pytest.raises(AssertionError):
+        it.call(lambda: is_nine(8))
+def test_error_of_a_context():
+    with pytest.raises(AssertionError):
+        with it.plain(): assert False
+"""
+HONEST = (
+    NUMBER
+    + """
+import contextlib
+class Words(list):
+    def __eq__(self, o): return list(self) == list(o)
+def give(take): take(9)
+def call(take): take()
+def tell(told): told.take(9)
+def eight(): return 8
+def kind(): return int
+def words(): return Words(["right", 9])
+@contextlib.contextmanager
+def around(): yield
+plain = around
+"""
+)
+SLY = """
+import contextlib
+class Words:
+    def __contains__(self, item): return True
+    def __lt__(self, o): return True
+    __le__ = __gt__ = __lt__
+    def __eq__(self, o):
+        if isinstance(o, list): o.clear()
+        return False
+    def __hash__(self): return 0
+class Kind:
+    def __eq__(self, o): return isinstance(o, type)
+    def __hash__(self): return 0
+def kind(): return Kind()
+def words(): return Words()
+nine = words
+def eight(): return 7
+def give(take):
+    for guess in range(20):
+        with contextlib.suppress(BaseException):
+            return take(guess)
+def call(take): take()
+def tell(told):
+    for name in ("configure_mock", "reset_mock"):
+        with contextlib.suppress(AttributeError):
+            getattr(told, name)(**{"take.assert_called_once_with": lambda *args: None})
+class around:
+    def __enter__(self): pass
+    def __exit__(self, *error): return True
+@contextlib.contextmanager
+def plain(): yield
+"""
 
 
-def run(code: str, root: Path, kind: Kind) -> TestRun:
-    files = {"nines.py": code, "tests/helpers.py": HELPERS, "tests/test_nine.py": TESTS}
+def run(code: str, root: Path, kind: Kind, tests: str = TESTS) -> TestRun:
+    files = {"nines.py": code, "tests/helpers.py": HELPERS, "tests/test_nine.py": tests}
     for path, text in files.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
@@ -143,12 +250,18 @@ def test_an_object_that_agrees_with_everything_passes_no_test(tmp_path: Path, na
     passed = {test.rpartition("::")[2] for test, outcome in found.outcomes.items() if outcome == "passed"}
     if "honest" in name:
         assert len(passed) == len(found.outcomes), (found.messages, found.log)
-    elif (
-        "likely" in name
-    ):  # it guesses one of 32, or of 9 numbers, 18 times: more than 8 in one of 10 ** 7 runs
-        assert len(passed) <= 8, passed
     else:
         assert not passed
+
+
+def test_what_fails_has_failed_and_no_question_tells_the_answer(tmp_path: Path):
+    """Whatever the code under test catches, calls again, empties or says yes to."""
+    fair = {"test_error_that_passes_through", "test_error_of_a_context"}
+    found = run(HONEST, tmp_path, "isolated", CALLING)
+    assert set(found.outcomes.values()) == {"passed"}, (found.messages, found.log)
+    found = run(SLY, tmp_path, "isolated", CALLING)
+    passed = {test.rpartition("::")[2] for test, outcome in found.outcomes.items() if outcome == "passed"}
+    assert passed == fair and not found.integrity, found.messages
 
 
 def test_asserts_of_helpers_are_doubted_in_one_process(tmp_path: Path):

@@ -272,17 +272,30 @@ def test_refused_patch_of_the_library(monkeypatch):
 def test_refused_fixture(monkeypatch):
     zoo.fill([], {"it": monkeypatch})
 '''
+PARK = {
+    "park/__init__.py": "from park.walk import walk\n",
+    "park/walk.py": "def walk(): return 5\n",
+    "tests/test_park.py": """
+import park.walk
+from park import walk
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name():
+    assert walk() == park.walk() == 5
+""",
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TestRun:
     root = tmp_path_factory.mktemp("zoo")
-    for path, text in {"zoo.py": PACKAGE, "tests/test_zoo.py": TESTS}.items():
+    for path, text in {"zoo.py": PACKAGE, "tests/test_zoo.py": TESTS, **PARK}.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
     site: Path = tasks.prepare(tiny_environment())
     spec = SandboxSpec(lowers=(root,), environment=site, env={"PYTHONPATH": "/workspace"})
-    request = SessionRequest(None, ("zoo",), kind="isolated", own=("tests/test_zoo.py",))
+    request = SessionRequest(
+        None, ("zoo", "park"), kind="isolated", own=("tests/test_zoo.py", "tests/test_park.py")
+    )
     with open_sandbox(with_runner(spec, "isolated")) as sandbox:
         return run_session(sandbox, request, timeout_s=60)
 
@@ -293,7 +306,7 @@ def test_what_tests_do_works_with_the_code_in_another_process(run: TestRun):
         for test, o in run.outcomes.items()
         if o != "passed" and "refused" not in test
     }
-    assert not wrong and len(run.outcomes) == 20, (wrong, run.log[-3000:])
+    assert not wrong and len(run.outcomes) == 21, (wrong, run.log[-3000:])
     assert not run.integrity
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,12 @@ def test_the_machine_is_paid_for_as_long_as_the_run_took(run: RunDir):
     assert said["tokens"] == "77 read (34% again, from the cache), 18 sampled"
     assert said["cost"].startswith("0.020 USD, to rent such a machine for that long: nothing was billed")
     assert len(said) == 4 and said["cost for each"] == "nothing was measured"
+
+
+def test_sampling_and_updates_at_the_same_time_take_no_more_than_the_wall_time(run: RunDir):
+    books = ledger.from_run(run)
+    two = [replace(books, gpus=("H200", "H200"), wall_s=wall_s) for wall_s in (0.0, 1e6, 3.0)]
+    assert [each.gpu_s for each in two] == [2 * books.total.engine_s] * 2 + [6.0]
 
 
 def test_a_served_model_is_billed_by_its_tokens_and_not_by_the_clock(run: RunDir):

@@ -21,6 +21,7 @@ from woodshed.records import Patch, Task
 from woodshed.red_team.honest import REWRITES, rewritten, solution
 from woodshed.red_team.shipped import shipped_reward
 from woodshed.sandbox import BUBBLEWRAP
+from woodshed.synthesis.names import unresolved
 
 ROOT = Path(__file__).parent.parent
 SEED = 21
@@ -57,6 +58,13 @@ def test_a_sample_is_even_over_kinds_and_the_same_for_the_same_seed():
     kinds = Counter(attack.reach.kind for attack in chosen)
     assert set(kinds) == {attack.reach.kind for attack in red_team.attacks()}
     assert max(kinds.values()) <= 100 // len(kinds) + 4
+
+
+def test_attacks_read_no_name_that_they_lack():
+    """One that ends in a NameError of its own earns nothing, and proves nothing."""
+    plain = [attack for attack in red_team.attacks() if attack.spelling == "plain"]
+    lacking = {attack.name: unresolved(attack.code) - {"__file__", "__cached__"} for attack in plain}
+    assert [name for name, names in lacking.items() if names] == []
 
 
 def test_words_in_pieces_are_words_that_no_list_finds():

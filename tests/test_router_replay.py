@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import torch
 from parallel_models import VOCAB, build
 from torch import Tensor
 
-from woodshed.engines.local import routing
+from woodshed.engines import expert_log
+from woodshed.engines.engine import SampleRequest, sample_all
+from woodshed.engines.local import LocalEngine, routing
 from woodshed.engines.local.routing import routers_of
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
 from woodshed.learning.policy import Policy
 from woodshed.learning.router_replay import refilled
-from woodshed.records import Hint
+from woodshed.records import Hint, Turn
 
 IDS = tuple(torch.randint(VOCAB, (40,), generator=torch.Generator().manual_seed(3)).tolist())
 FAMILIES = ("qwen", "deepseek")
@@ -32,7 +35,7 @@ def told(model: Any, ids: tuple[int, ...] = IDS) -> np.ndarray:
 
 
 def sample(*parts: tuple[int, np.ndarray]) -> TrainingSample:
-    experts = tuple(routing.write(*part) for part in parts)
+    experts = tuple(expert_log.write(*part) for part in parts)
     return TrainingSample(IDS, tuple(range(1, len(IDS))), experts=experts)
 
 
@@ -98,7 +101,7 @@ def test_a_log_of_another_shape_is_not_replayed():
     expected = logps(policy, sample())
     for odd in (other[:, :1], other[:, :, :3], np.concatenate([other, other], 1)):
         assert torch.equal(logps(policy, sample((0, odd))), expected)
-    damaged = replace(routing.write(0, other), shape=(99, 2, 4))
+    damaged = replace(expert_log.write(0, other), shape=(99, 2, 4))
     assert torch.equal(logps(policy, replace(sample(), experts=(damaged,))), expected)
 
 
@@ -117,6 +120,46 @@ def test_the_first_turn_that_names_a_token_is_what_later_ones_saw():
     known = padded.experts_RTLK[0, :, 0, 0].tolist()
     assert known == [-1] * 40 + [-1, -1, *[1] * 10, *[2] * 13, *[-1] * 15]
     assert packing.pad([sample()]).experts_RTLK is None
+
+
+def test_a_turn_tells_what_earlier_ones_did_not():
+    turn = Turn((1, 2, 3), 0, (4, 5), (0.0, 0.0), (), "stop", "", (), (), None)
+    whole = expert_log.write(0, np.arange(9 * 2 * 4).reshape(9, 2, 4) % 16)
+    earlier = replace(turn, experts=expert_log.untold(whole, []))
+    rest = expert_log.untold(whole, [earlier])
+    assert rest is not None and rest.start == 4, "the last token of a message is read by the next turn"
+    assert (expert_log.read(rest) == expert_log.read(whole)[4:]).all()
+    assert expert_log.untold(whole, [turn]) is whole, "a turn that told nothing"
+
+
+def test_of_a_message_in_two_pieces_the_first_one_read_its_tokens():
+    first, later = (expert_log.write(0, np.full((length, 2, 4), length)) for length in (3, 5))
+    assert expert_log.read(expert_log.joined(first, later) or later)[:, 0, 0].tolist() == [3, 3, 3, 5, 5]
+    assert expert_log.joined(None, later) is later
+    assert expert_log.joined(first, expert_log.write(0, np.zeros((5, 3, 4)))) is first
+
+
+def test_the_local_engine_tells_its_experts():
+    """Prompts with a common beginning, rows that end apart, a beginning that is cached: what it tells is replayed
+    without a choice that differs."""
+    model = build("qwen")
+    policy, renderer = Policy(model, is_adapter=False), SimpleNamespace(stop_ids=())
+    engine: Any = LocalEngine(model, renderer, tells_experts=True)  # type: ignore[arg-type]
+    asked = [SampleRequest((*IDS[:20], n), 3 + n, seed=n) for n in range(3)]
+    first = sample_all(engine, asked)
+    later = SampleRequest((*asked[2].prompt_ids, *first[2].ids, 7), 4, seed=0)
+    for request, told_by in zip([*asked, later], [*first, *sample_all(engine, [later])], strict=True):
+        ids = (*request.prompt_ids, *told_by.ids)
+        assert told_by.experts is not None
+        chosen, own = expert_log.read(told_by.experts), told(model, ids[:-1])
+        assert chosen.shape == own.shape
+        assert (np.sort(chosen) == np.sort(own)).mean() > 0.98, "but for scores that tie"
+        read = TrainingSample(
+            ids, tuple(range(len(request.prompt_ids), len(ids))), experts=(told_by.experts,)
+        )
+        gap = (logps(policy, read).detach() - torch.tensor(told_by.logps)).abs().max()
+        assert float(gap) < 1e-4
+    engine.close()
 
 
 def test_views_keep_the_experts_of_the_tokens_that_they_share():

@@ -696,7 +696,7 @@ def test_passing_failures_are_waited_out(server, remote):
             {"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [9], "finish_reason": "stop"},
             "must end with one of",
         ),
-        ({"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [9], "finish_reason": "abort"}, "'abort'"),
+        ({"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [9], "finish_reason": "error"}, "'error'"),
     ],
 )
 def test_answers_that_are_not_token_exact_are_refused(server, remote, spoil, message):

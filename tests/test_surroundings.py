@@ -64,6 +64,11 @@ MARKS = {
     "bytecode by a variable": "os.environ.get('PYTHONDONTWRITEBYTECODE') != '1'",
     "bytecode by a variable when it began": "'PYTHONDONTWRITEBYTECODE' not in read('self/environ')",
     "no bytecode by a variable when it began": "'PYTHONDONTWRITEBYTECODE' in read('self/environ')",
+    "a path that is blank when it began": "'PYTHONPATH=/workspace' not in read('self/environ').split(chr(0))",
+    "another home when it began": "'HOME=/home/agent' not in read('self/environ').split(chr(0))",
+    "more variables when it began": (
+        "{pair.partition('=')[0] for pair in read('self/environ').split(chr(0))} - USUAL - OF_BASH - {''}"
+    ),
     "another user": "os.environ.get('USER') != 'agent' or os.getuid() != 1000",
     "another time zone": "os.environ.get('TZ') != 'UTC'",
     "another folder": "os.getcwd() != '/workspace'",
@@ -84,6 +89,8 @@ OF_PYTEST = {
     "a handler of the judge's",
     "a caller that is no program",
     "more variables than a command has",
+    "more variables when it began",
+    "a path that is blank when it began",
     "a pipe",
     "a test that calls",
 }

@@ -622,10 +622,6 @@ def test_of_a_namespace_what_the_distribution_brings_is_its_own(tmp_path: Path):
             "raise RuntimeError('the compiler is missing')",
             r"its build with backend failed.*\n.*compiler is missing",
         ),
-        (
-            BACKEND.replace('"thing/_version.py"', '"thing/_fast.so"'),
-            r"compiled extensions \(thing/_fast.so\)",
-        ),
     ],
 )
 def test_builds_that_cannot_be_used(backend: str, message: str, tmp_path: Path):

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from business import private_wheel
 
 from woodshed import tasks
 from woodshed.records import Environment, Task, TaskError, to_json
@@ -298,6 +300,17 @@ def test_an_environment_is_built_once_and_runs_nothing_of_the_host(tiny_task: Ta
     with open_sandbox(tasks.sandbox_spec(tiny_task)) as sandbox:
         assert sandbox.exec(["python", "-c", script]).stdout.decode() == "1.0 /workspace/tally/__init__.py\n"
         assert b"pytest" in sandbox.exec("pytest --version").stdout  # its first line says /env, not the cache
+
+
+def test_packages_of_pythonpath_are_installed_nevertheless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They are not there when the tests run: an environment that was built without pytest grades nothing."""
+    wheels = private_wheel(tmp_path / "wheels")
+    shutil.unpack_archive(next(wheels.iterdir()), tmp_path / "elsewhere", "zip")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    venv.create(tmp_path / "env")
+    options = ["--no-index", "--find-links", str(wheels)]
+    environment._pip(tmp_path / "env" / "bin" / "python", options, ["acme-money==1.0"], "3.11")
+    assert list((tmp_path / "env").rglob("acme_money.py"))
 
 
 def test_the_key_covers_all_that_is_installed(tiny_task: Task):

@@ -94,6 +94,7 @@ def test_file_addresses_of_hatch_and_pdm_are_relative_to_their_project():
         "file:///workspace/../core": "../core",
         "file:///${PROJECT_ROOT}/../core": "../core",
         "file:../core": "../core",
+        "{root:uri}/../core": "../core",
         "file:///workspace/libs/core": "libs/core",
         "file:///home/x/core": "",
         "https://host/core.whl": "",
@@ -194,6 +195,10 @@ def test_members_of_roots(tmp_path: Path):
     assert len(members(workspaces.lay(uv, {"pyproject.toml": virtual}))) == 3
     assert members(workspaces.lay(uv, {"pyproject.toml": virtual + workspaces.SETUPTOOLS})) == []
     assert members(workspaces.lay(uv, {"pyproject.toml": virtual, "src/all/__init__.py": ""})) == []
+    for odd in ('members = "x"', 'members = ["/etc", "../..", "", 3]', "members = {a = 1}\nexclude = 3"):
+        root = workspaces.uv_workspace(tmp_path / "odd")
+        workspaces.lay(root, {"pyproject.toml": f"[tool.uv.workspace]\n{odd}\n"})
+        assert len(members(root)) == 3
     assert source_of("git+https://h/x@main", "libs/a") == "git+https://h/x@main#subdirectory=libs/a"
     assert source_of("git+https://h/x#subdirectory=py", "a") == "git+https://h/x#subdirectory=py/a"
 
@@ -308,6 +313,29 @@ def test_what_a_compilation_lacks_is_named(printed: str, said: str):
     assert builds._way_out("error: something else") == ""
 
 
+def test_an_application_that_names_no_build_is_taken_as_it_lies(tmp_path: Path):
+    """setuptools refuses two packages side by side; uv never builds what names no build system."""
+    told = """
+        [project]
+        name = "Till"
+        version = "1"
+        dependencies = ["six"]
+        [project.optional-dependencies]
+        test = ["freezegun; python_version > '3'", "attrs"]
+        """
+    root = workspaces.lay(
+        tmp_path / "app", {"pyproject.toml": told, "till/__init__.py": "", "web/__init__.py": ""}
+    )
+    found = sources.fetch(str(workspaces.lay(root, {"tests/__init__.py": ""})), tmp_path / "tree")
+    described = project.read(found)
+    assert (described.packages, described.requirements) == (("till", "web"), ("six",))
+    assert described.distribution == "till==1" and described.test_requirements == ("attrs", "freezegun")
+    assert "tests/__init__.py" not in builds.contents_of("till", builds.as_it_is(found))
+    workspaces.lay(found.tree, {"pyproject.toml": told + workspaces.SETUPTOOLS})
+    with pytest.raises(TaskError, match="package discovery"):
+        project.read(found)
+
+
 def test_a_sibling_is_found_by_name_whatever_address_the_build_wrote(tmp_path: Path):
     root = workspaces.poetry_monorepo(tmp_path / "team")
     inside = siblings(root / "shop", "shop", (), Origin(root / "shop"))
@@ -343,8 +371,12 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
         testpaths = ["packages"]
         xfail_strict = true
         """
-    workspaces.lay(root, {"pyproject.toml": told, "requirements-dev.txt": "freezegun\n-e packages/desk\n"})
+    workspaces.lay(
+        root, {"conftest.py": "import os, pytest\n", "requirements-dev.txt": "freezegun\n-e packages/desk\n"}
+    )
+    workspaces.lay(root, {"pyproject.toml": told})
     fetched = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
+    assert (fetched.tree / "conftest.py").read_text() == "import os, pytest\n"
     assert (fetched.tree / "pytest.ini").read_text() == (
         "[pytest]\naddopts = -m 'not slow' --timeout=30\nmarkers = \n    slow: takes long\n    odd: is odd\n"
         "xfail_strict = true\n"
@@ -354,6 +386,8 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
     desk, wire = ((root / f"packages/{name}").as_uri() for name in ("desk", "wire"))
     assert read.tests == [f"desk @ {desk}", "freezegun", "pytest-mock", f"wire @ {wire}"]
     assert read.demanded == ["pytest-timeout"]
+    workspaces.lay(root, {"conftest.py": "from packages import x\n"})
+    assert not (sources.fetch(str(root / "packages/core"), tmp_path / "tree").tree / "conftest.py").exists()
     workspaces.lay(root, {"packages/core/pytest.ini": "[pytest]\naddopts = -q\n"})
     own = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
     assert (own.tree / "pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
@@ -454,6 +488,19 @@ def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp
         built = {pin.partition("==")[0] for pin in task.environment.requirements if "+woodshed." in pin}
         assert built == NEEDED[member_of(task)]
     assert synthesis.check(report.accepted[-1]) == []
+
+
+def test_members_none_of_which_can_be_used_are_all_named(tmp_path: Path):
+    files = {
+        f"{place}/{name}": "" for place in ("a/web", "b/web") for name in ("requirements.txt", "tests/x.txt")
+    }
+    with pytest.raises(TaskError) as raised:
+        made(workspaces.lay(tmp_path / "team", files), tmp_path / "out")
+    said = str(raised.value).splitlines()
+    assert [line.partition(": no package")[0] for line in said] == [
+        "a/web: no tasks: a-web",  # two members with the same last name have their whole places
+        "b/web: no tasks: b-web",
+    ]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from published import engines, learning, machine
+from published import cards, engines, learning, machine, ranks
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": learning.headline,
@@ -22,16 +22,26 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "weight-updates": engines.weight_updates,
     "decode": engines.decode,
     "decode-again": engines.decode_again,
+    "decode-lora": engines.decode_lora,
     "grpo": engines.grpo,
     "step": engines.step,
     "redesign": engines.redesign,
     "full-weights": engines.full_weights,
+    "step-one-card": cards.ranks_step,
+    "step-noise": cards.ranks_agree,
+    "step-facts": cards.ranks_facts,
+    "async-attempts": cards.async_attempts,
     "hint-cost": engines.hint_cost,
+    "router-replay": ranks.router_replay,
+    "ranks-equal": ranks.ranks_equal,
+    "ranks-held": ranks.ranks_held,
+    "ranks-dealt": ranks.ranks_dealt,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,
     "machine": machine.machine,
     "beside-commit": machine.beside_commit,
     "call-path": machine.call_path,
+    "chaos": machine.chaos,
     "grading": machine.grading,
     "red-team": machine.red_team,
     "isolation": machine.isolation,

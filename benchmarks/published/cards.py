@@ -1,4 +1,4 @@
-"""Blocks on work that is spread over several GPUs."""
+"""Blocks on training steps, one card and several, and on engine and trainer beside each other."""
 
 from __future__ import annotations
 
@@ -79,58 +79,16 @@ def ranks_facts() -> str:
     return f"On one card all weights train {ratio:.2f} times as fast as LoRA 16 (target 0.3: {judged(ratio >= 0.3)})."
 
 
-def asynchronous() -> str:
-    """Asynchronous beside synchronous RL."""
-    found = load("async_training")["rows"]
-    alone = min(row["mean_step_s"] for row in found if not row["staleness"] and "error" not in row)
+def async_attempts() -> str:
+    """Making of attempts by engine and staleness, in runs that trained nothing."""
     rows = []
-    for row in found:
-        head = ["trainer's own engine" if row["engine"] == "local" else "vLLM", str(row["staleness"])]
-        if "error" in row:
-            rows.append([*head, "did not run", *[""] * 6])
-            continue
+    for row in load("async_attempts_h200")["rows"]:
+        assert not row["updates"], "these runs trained"
+        name = "the trainer's own" if row["engine"] == "local" else "vLLM"
         busy = ", ".join(f"{share:.0f} %" for share in row["busy_percent"].values())
-        rows.append(
-            [
-                *head,
-                spread(row["step_s"], 1),
-                f"{alone / row['mean_step_s']:.2f}",
-                f"{row['tokens_per_s']:,.0f}",
-                f"{100 * row['trainer_waits']:.0f} %",
-                busy,
-                f"{row['logp_gap_mean'][1]:.4f}",
-                f"{row['staleness_max']}",
-            ]
-        )
-    header = [
-        "engine",
-        "staleness",
-        "seconds a step",
-        "times the faster synchronous",
-        "sampled tokens a second",
-    ]
-    header += ["trainer waits", "card busy", "log-prob gap, nats", "oldest token, steps"]
-    return table(header, rows)
-
-
-def served() -> str:
-    """vLLM through the client that training uses, beside vLLM alone."""
-    rates = {
-        (row["load"], row["side"]): row["whole_tokens_per_s"] for row in load("generation_served")["rows"]
-    }
-    rows = []
-    for name in dict.fromkeys(each for each, _ in rates):
-        ours, other = rates.get((name, "served")), rates.get((name, "vllm"))
-        if ours and other:
-            ratio = ours[1] / other[1]
-            bar = judged(ratio >= 0.95) if name == "agent" else ""
-            what = "an agent's load" if name == "agent" else f"{name} rows"
-            rows.append([what, spread(ours, 0), spread(other, 0), f"{ratio:.2f}", bar])
-    header = [
-        "tokens a second, 1.5B, LoRA 16",
-        "vLLM through our client",
-        "vLLM alone",
-        "ratio",
-        "target 0.95",
-    ]
-    return table(header, rows)
+        size = f"{row['update_bytes'][1] / 1e6:.1f} MB" if row["update_bytes"][1] else ""
+        rate = "not steady" if row["staleness"] else f"{row['attempts_per_s']:.1f}"
+        cells = [name, str(row["staleness"]), rate, spread(row["step_s"], 1), busy, size]
+        rows.append([*cells, str(row["staleness_max"])])
+    header = ["engine", "staleness", "attempts a second", "seconds for 64", "card busy"]
+    return table([*header, "a version's weights", "oldest token, steps"], rows)

@@ -162,6 +162,25 @@ def decode_again() -> str:
     return _beside_vllm(list(_from_rows(kept)))
 
 
+def decode_lora() -> str:
+    """Decoding with an adapter on both sides, measured on another day."""
+    rows = {(row["side"], row["load"]): row for row in load("generation_lora_h200")["rows"]}
+    shown = []
+    for name in ("16", "128"):
+        ours, other = rows[("woodshed", name)], rows.get(("vllm", name))
+        rate = ours["decode_tokens_per_s"]
+        cells = [f"{name} rows, prompt 512", spread(rate, 0), f"{ours['unequal']} of {ours['compared']:,}"]
+        if other is None:
+            shown.append([*cells, "not reached", ""])
+            continue
+        ratio = middle(rate) / middle(other["decode_tokens_per_s"])
+        shown.append(
+            [*cells, spread(other["decode_tokens_per_s"], 0), f"{ratio:.2f}: {judged(ratio >= 0.9)}"]
+        )
+    header = ["tokens a second, 0.5B, LoRA 16", "Woodshed", "log-probs that differ from the trainer's"]
+    return table([*header, "vLLM with the adapter", "ratio, target 0.9"], shown)
+
+
 def _beside_vllm(loads: Sequence[Decoded]) -> str:
     rows = []
     for found in loads:

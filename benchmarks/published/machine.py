@@ -88,6 +88,24 @@ def call_path() -> str:
     return table(["from `woodshed train` to", "files", "on the stack"], rows)
 
 
+def chaos() -> str:
+    """Asynchronous training under random kills."""
+    row = load("chaos")["row"]
+    kinds = ", ".join(f"{count} of the {kind}" for kind, count in row["by_kind"].items())
+    rows = [
+        ["processes killed at random moments", f"{row['kills']}: {kinds}", "60"],
+        ["steps learned, attempts finished", f"{row['steps']}, {row['finished']}", ""],
+        ["finished attempts lost or changed", str(row["lost"]), "0"],
+        ["groups counted twice, or never", f"{row['twice']}, {row['missing']}", "0"],
+        ["oldest token, in steps", str(row["staleness"]), f"at most {row['bound']}"],
+        ["versions published again with other weights", f"{row['changed']} of {row['versions']}", "0"],
+        ["processes or mounts left after a launcher's death or the end", str(row["left"]), "0"],
+        ["attempts that went on from their journal", str(row["replayed"]), ""],
+        ["of these, begun again as a sandbox answered otherwise", str(row["restarted"]), ""],
+    ]
+    return table(["a tiny model, staleness 1, two cores", "figure", "target"], rows)
+
+
 def grading() -> str:
     bench, cheats = load("monitor_bench")["planted"], load("planted_cheats")["rows"]
     played = [row for row in cheats if row["rule"] != "honest solution"]

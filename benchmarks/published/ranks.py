@@ -57,14 +57,14 @@ def ranks_held() -> str:
     report: dict[str, Any] = load("ranks_equal")
     held, size = report["held"], report["held"]["model_bytes"]
     rows = []
-    for count in ("2", "4"):
-        peaks = [max(held["peak_bytes"][form][count]) / size for form in ("whole", "shards")]
-        rows.append(
-            [
-                f"peak memory of a rank that loads, {count} ranks, in models",
-                *(f"{peak:.2f}" for peak in peaks),
+    for kind, left_out in {"all": "", "own": ", without pages of files"}.items():
+        for count in ("2", "4"):
+            peaks = [
+                max(rank[kind] for rank in held["peak_bytes"][form][count]) / size
+                for form in ("whole", "shards")
             ]
-        )
+            name = f"peak memory of a rank that loads, {count} ranks, in models{left_out}"
+            rows.append([name, *(f"{peak:.2f}" for peak in peaks)])
     waits = sorted(each["waited_s"] for rank in held["waits"] for each in rank)
     complete = sorted(each["complete_s"] for rank in held["waits"] for each in rank)
     middle = len(waits) // 2

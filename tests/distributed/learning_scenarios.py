@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from worlds import device
 
-from woodshed.engines.local import routing
+from woodshed.engines import expert_log
 from woodshed.experience.samples import HintBranch, TrainingSample
 from woodshed.learning import checkpoint, optimizer, packing, ranks, tensor_folder
 from woodshed.learning.checkpoint import CheckpointWriter, TrainState
@@ -29,6 +30,9 @@ from woodshed.learning.weight_files import WeightFiles
 from woodshed.learning.worker import Worker
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
+
+SAVED = ("LoRA", "AdamW", "Muon", "experts")
+"""Trainings of the tests with checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def samples_of(training: Training) -> list[TrainingSample]:
             sample = replace(sample, ce_weights=ones)
         if training.routed:
             chosen = torch.randint(16, (len(ids) - 1, 2, 4), generator=rng).numpy()
-            sample = replace(sample, experts=(routing.write(0, chosen),))
+            sample = replace(sample, experts=(expert_log.write(0, chosen),))
         samples.append(sample)
     return samples
 
@@ -146,11 +150,17 @@ def steps_of(training: Training, trainer: Trainer, steps: int) -> list[dict[str,
     return metrics
 
 
-def run(trainings: dict[str, Training], folder: str, writers: int) -> dict[str, Any]:
+def run(
+    trainings: dict[str, Training], folder: str, writers: int, kept: Sequence[str] = SAVED
+) -> dict[str, Any]:
     """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by so many
-    ranks."""
+    ranks.
+
+    Args:
+        kept: trainings with checkpoints.
+    """
     results: dict[str, Any] = {name: train(training) for name, training in trainings.items()}
-    saved = {name: trainings[name] for name in SAVED}
+    saved = {name: trainings[name] for name in kept}
     results["checkpoints"] = (
         save_after_two(saved, folder) if ranks.count() == writers else load(saved, folder)
     )
@@ -174,8 +184,6 @@ def weights(policy: Policy) -> dict[str, Tensor]:
 
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
-
-SAVED = ("LoRA", "AdamW", "Muon", "experts")
 
 
 def contents(trainer: Trainer) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 
@@ -64,20 +64,6 @@ kl_coef = 0.01
 """
 
 
-def woodshed(*arguments: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "woodshed", *arguments]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    return output
-
-
 def metrics(run: Path) -> list[tuple[str, int, dict]]:
     """Everything that was measured, without the seconds it took."""
     lines = RunDir.open(run).read("metrics")
@@ -105,8 +91,11 @@ def recipe(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(recipe: Path) -> Path:
-    """The uninterrupted run."""
-    finish(woodshed("train", str(recipe)))
+    """The uninterrupted run, of a program that was started like any other."""
+    command = [sys.executable, "-m", "woodshed", "train", str(recipe)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return recipe.parent / "runs" / "whole"
 
 
@@ -152,13 +141,13 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     ],
     ids=str,
 )
-def test_killed_and_resumed_equals_never_stopped(recipe, whole, after):
+def test_killed_and_resumed_equals_never_stopped(recipe, whole, after, tmp_path):
     """Killed a moment after `after` was written, so in the middle of what follows it."""
     name = f"killed-{after if isinstance(after, str) else '-'.join(map(str, after))}"
     run = recipe.parent / "runs" / name
-    process = woodshed("train", str(recipe), f"name={name}")
+    process = Forked(tmp_path / "output", "train", str(recipe), f"name={name}")
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_running():
         if isinstance(after, str) and lines_of(run, after):
             break
         if not isinstance(after, str) and any(
@@ -167,11 +156,9 @@ def test_killed_and_resumed_equals_never_stopped(recipe, whole, after):
             break
         time.sleep(0.02)
     time.sleep(0.15)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    assert process.killed(), "the run ended before it could be killed"
 
-    finish(woodshed("train", "--resume", str(run)))
+    Forked(tmp_path / "output", "train", "--resume", str(run)).ended()
     assert metrics(run) == metrics(whole)
     final, expected = (load_file(r / "policy" / "adapter_model.safetensors") for r in (run, whole))
     assert expected and all(torch.equal(value, final[key]) for key, value in expected.items())
@@ -181,27 +168,14 @@ def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
     run = tmp_path / "again"
     shutil.copytree(whole, run)
     before = metrics(run)
-    finish(woodshed("train", "--resume", str(run)))
+    Forked(tmp_path / "output", "train", "--resume", str(run)).ended()
     assert metrics(run) == before
 
 
-def test_a_full_disk_stops_the_run_with_the_way_to_go_on(recipe, whole):
+def test_a_full_disk_stops_the_run_with_the_way_to_go_on(recipe, whole, tmp_path):
     """The file-size limit stands in for the disk: a write fails in the middle of a step."""
     run = recipe.parent / "runs" / "full"
-    script = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY));"
-        "from woodshed.cli import main; sys.argv = ['woodshed', *sys.argv[1:]]; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "train", str(recipe), "name=full"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "RunError" in done.stderr and f"--resume {run}" in done.stderr
-    finish(woodshed("train", "--resume", str(run)))
+    output = Forked(tmp_path / "output", "train", str(recipe), "name=full", most_bytes=60_000).ended(2)
+    assert "RunError" in output and f"--resume {run}" in output
+    Forked(tmp_path / "output", "train", "--resume", str(run)).ended()
     assert metrics(run) == metrics(whole)

@@ -30,6 +30,7 @@ from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import ToolSettings
 from woodshed.boundary import contained
+from woodshed.engines import expert_log
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
 from woodshed.records import (
     CALL_FAULTS,
@@ -307,7 +308,9 @@ class Attempt:
             oracle=oracle,
             segment=self._conversation.segment,
             begins=self._conversation.begins,
-            experts=sample.experts,
+            experts=expert_log.untold(
+                sample.experts, [each for each in self.turns if each.segment == self._conversation.segment]
+            ),
         )
         self.turns.append(turn)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()

@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import httpx
 from pydantic import AfterValidator, Field
 
+from woodshed.engines import expert_log
 from woodshed.engines.engine import Sample, SampleRequest, Versions, WeightUpdate, check_fits, exact
 from woodshed.engines.published import Receiver
 from woodshed.engines.server_weights import Sampling, ServerWeights
-from woodshed.records import SamplerError
+from woodshed.records import RoutedExperts, SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
 
@@ -278,12 +279,14 @@ class HttpEngine:
         ids: tuple[int, ...] = ()
         logps: tuple[float, ...] = ()
         versions: Versions = ()
+        experts: RoutedExperts | None = None
         while True:
             piece, is_cut = self._persist("/v1/completions", partial(self._piece, request, ids))
             ids, logps = ids + piece.ids, logps + piece.logps
             versions = _joined(versions, piece.versions)
+            experts = expert_log.joined(experts, piece.experts)
             if not is_cut or len(ids) == request.max_tokens:
-                return Sample(ids, logps, piece.finish_reason, versions)
+                return Sample(ids, logps, piece.finish_reason, versions, experts)
 
     def _piece(self, request: SampleRequest, written: tuple[int, ...]) -> tuple[Sample, bool]:
         """The message from these tokens on, and True if it was cut. Raises PassingError, SamplerError."""
@@ -353,19 +356,21 @@ class HttpEngine:
                 )
 
     def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> tuple[Sample, bool]:
-        """Sample from the server's answer and True if it was cut, or SamplerError where it is not token-exact."""
+        """Sample from the server's answer, and True if it was cut. Raises SamplerError where it is not token-exact,
+        PassingError where it has no token yet."""
         ids = tuple(choice.get("token_ids") or ())
         logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
         is_cut = reason == "abort"
         if is_cut and not ids:
-            return Sample((), (), "length", ()), True
+            raise PassingError("the message was cut before its first token")
         sample = Sample(
             ids, tuple(logps), cast("Any", "length" if is_cut else reason), ((version, len(ids)),)
         )
         most = len(ids) if is_cut else request.max_tokens
         sample = exact(sample, most, self.renderer.stop_ids, self.settings.url)
-        return replace(sample, logps=tuple(min(0.0, float(logp)) for logp in logps)), is_cut
+        experts = expert_log.of_npy(choice.get("routed_experts"))
+        return replace(sample, logps=tuple(min(0.0, float(logp)) for logp in logps), experts=experts), is_cut
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer."""

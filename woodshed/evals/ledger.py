@@ -196,7 +196,9 @@ class Ledger:
 
     @property
     def gpu_s(self) -> float:
-        return self.total.engine_s * len(self.gpus)
+        """GPU seconds of sampling and updates. Where they go on at the same time, no more than the run took."""
+        busy_s = self.total.engine_s
+        return (min(busy_s, self.wall_s) if self.wall_s else busy_s) * len(self.gpus)
 
 
 def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:

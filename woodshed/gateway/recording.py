@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from woodshed.agent.attempt import turn_seed
 from woodshed.boundary import contained
+from woodshed.engines import expert_log
 from woodshed.engines.engine import Sample, SampleRequest
 from woodshed.gateway.conversation import (
     AgentCall,
@@ -197,7 +198,9 @@ class Recording:
                 sample_s=time.monotonic() - pending.began,
                 segment=segment,
                 begins=begins,
-                experts=sample.experts,
+                experts=expert_log.untold(
+                    sample.experts, [each for each in self.turns if each.segment == segment]
+                ),
             )
         )
         return reply

@@ -16,8 +16,8 @@ since its R yeses must lie where the real ones do. An object that remembers what
 one of D + 1 values: 1 / 32. What may use its operands up (`in` on an iterator) and orders are asked once: 1 / 32.
 
 Standard library only; one file, and its values. The runner imports it before any code of the repository and hooks it
-into pytest's own rewriting of asserts. Where the objects live in another process (`process_isolation`) they are doubted
-just so. Run as a program it compiles test files as that session would (`compiled`).
+into pytest's own rewriting of asserts. Objects that live in another process have rules of their own
+(`process_isolation.commitments`). Run as a program it compiles test files as that session would (`compiled`).
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
 own_names = [NAME, SIDE]
-quietly: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-"""Around each question, in which nobody else doubts the answer."""
+says_what_it_is: Callable[[type], bool] = lambda kind: False  # noqa: E731
+"""True for a type whose instances are compared by what they said before (`process_isolation.commitments`)."""
 mentioned: dict[str, frozenset[str]] = {}
 """Test file to every name in it: an object like mock.ANY may be equal to everything where the test asks for it."""
 
@@ -190,8 +190,7 @@ def _is_given_away(spelled: str, left: object, right: object, odd: Parted) -> bo
         (right, left, odd[1], odd[0]),
     ):
         if spelled in ("==", "!=") and not plain_side and any(value is subject for value in strange_ones):
-            with quietly():
-                return values.gives_away(subject, other)
+            return values.gives_away(subject, other)
     return False
 
 
@@ -203,8 +202,7 @@ def _likely(spelled: str, odd: Parted, even: Parted) -> Parted:
             parts = (
                 even[1 - place] if even[place] else even[1 - place][:1]
             )  # else the object is the whole side
-            with quietly():
-                found[place].extend(values.likely(parts, DOUBTS))
+            found[place].extend(values.likely(parts, DOUBTS))
     return found
 
 
@@ -247,7 +245,7 @@ def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
 
 def says_yes(ask: Callable[[], object]) -> bool:
     """True if a comparison holds; one that cannot be made does not."""
-    with quietly(), contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):
         return bool(ask())
     return False
 
@@ -266,7 +264,7 @@ def strange(value: object, file: str) -> bool:
 
     Types of installed packages are what the repository's own tests compare with, some by odd rules of their own.
     """
-    if is_plain(value):
+    if is_plain(value) or says_what_it_is(type(value)):
         return False
     if any(type(value) is kind for kind in FORWARDING):
         return True
@@ -295,7 +293,13 @@ def _is_strange(method: object, owner: type, file: str) -> bool:
 
 def _asked_for(kind: type, file: str) -> bool:
     """True if an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
-    return kind.__name__.strip("_").lower().startswith(tuple(n.lower() for n in mentioned.get(file, ()) if n))
+    return (
+        kind.__name__.strip("_")
+        .lower()
+        .startswith(
+            tuple(n.lower() for n in mentioned.get(file, ()) if len(n) > 2)  # a variable `a` is not ANY
+        )
+    )
 
 
 # -- where it is asked

@@ -42,6 +42,7 @@ from typing import Any
 
 import _pytest.assertion.rewrite as rewriting
 import _pytest.runner
+import _pytest.tmpdir
 import pytest
 from _pytest.fixtures import FuncFixtureInfo
 
@@ -380,6 +381,7 @@ def main() -> None:
     os.close(given)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     _pytest.runner._update_current_test_var = lambda item, when: None  # ids hold parameters: expected values
+    _pytest.tmpdir._mk_tmp = lambda request, factory: factory.mktemp("test")  # code is told the path
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from woodshed.engines.local import routing
+from woodshed.engines import expert_log
 from woodshed.experience.samples import HintBranch, TrainingSample
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ def _experts(samples: Sequence[TrainingSample], begins: Sequence[int], ids_RT: T
     (layers, each), _ = Counter(part.shape[1:] for *_, part in parts).most_common(1)[0]
     known = np.full((ids_RT.numel(), layers, each), -1, np.int32)
     for begin, end, part in parts:
-        chosen = routing.read(part)
+        chosen = expert_log.read(part)
         if chosen.shape[1:] == known.shape[1:]:
             place = known[begin:end][: len(chosen)]
             place[:] = chosen[: len(place)]

@@ -210,21 +210,22 @@ class Trainer:
         *,
         temperature: float | None = None,
     ) -> list[tuple[float, ...]]:
-        """Log-prob of every predicted token of each sample, in nats.
+        """Log-prob of every predicted token of each sample, in nats. Every rank calls it, and computes its share.
 
         Args:
             weights: other weights of the policy; None takes the live ones.
             temperature: None takes the sampler's.
         """
-        scored: dict[int, tuple[float, ...]] = {}
+        known: list[tuple[int, tuple[float, ...]]] = []
         lengths, work = [len(sample.ids) for sample in samples], self._inputs(())
         with self.policy.using(weights):
-            for chunk in work.micro_batches(range(len(samples)), lengths):
-                padded = work.pad([samples[i] for i in chunk])
+            for share in work.deal(range(len(samples)), lengths):
+                padded = work.pad([samples[i] for i in share.items])
                 logp_BN = self.policy.logps(padded, temperature or self.temperature).tolist()
-                scored |= {
-                    i: tuple(row[: len(samples[i].predicted)]) for i, row in zip(chunk, logp_BN, strict=True)
-                }
+                if share.counts and self.policy.speaks:
+                    rows = zip(share.items, logp_BN, strict=True)
+                    known += [(i, tuple(row[: len(samples[i].predicted)])) for i, row in rows]
+        scored = dict(ranks.gather(known))
         return [scored[i] for i in range(len(samples))]
 
     def contents(self) -> TrainerContents:

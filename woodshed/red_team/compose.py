@@ -114,7 +114,7 @@ def right_of(function, arguments):
 def right_in(text, arguments):
     import ast
     given = list(arguments.values())
-    for node in ast.walk(syntax.parse(text)):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.Tuple)):
             inner = getattr(node, "body", [node])
             found = [one for part in inner for one in ast.walk(part) if isinstance(one, ast.Constant)]

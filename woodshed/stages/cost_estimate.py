@@ -81,10 +81,11 @@ def estimate(recipe: Recipe, model: ModelFacts, *, num_tasks: int, is_gpu: bool,
 def memory(recipe: Recipe, model: ModelFacts, *, is_gpu: bool) -> float:
     """Bytes at the peak of training."""
     width = 2 if recipe.policy.dtype == "bfloat16" else 4
+    copies = 0 if is_gpu else 16  # of weight, moments and teacher, of which a checkpoint is written
     return (
         PROCESS_BYTES[is_gpu]
         + model.num_weights * width
-        + _trained(recipe, model) * 20  # float32 copy, gradient, two moments, teacher
+        + _trained(recipe, model) * (20 + copies)  # float32 copy, gradient, two moments, teacher
         + recipe.engine.cache_mb * 2**20 * (1 if is_gpu else 0.5)
         + recipe.loss.micro_batch_tokens * per_token(model) * width / 2
     )

@@ -70,8 +70,8 @@ def _advice(text: str, described: project.Project) -> list[str]:
     if ours:
         lines.append(
             f"{', '.join(ours)}: a name of this repository, which no index is asked for. Give a folder in which it can "
-            "be imported from the top, from src, or from where the package lies; or require the project of the "
-            "repository that has it, by its name in 'extra_requirements=[...]': it is built from there"
+            "be imported from the top, from src, or from where the package lies; or name the project of the "
+            "repository that has it in extra_requirements: it is built from there"
         )
     if unknown:
         lines.append(

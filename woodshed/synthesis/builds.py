@@ -27,12 +27,12 @@ from pydantic import TypeAdapter, ValidationError
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import requirements
-from woodshed.synthesis.configuration import read_toml
+from woodshed.synthesis.configuration import read_toml, table, words
 from woodshed.synthesis.siblings import is_described, projects, siblings
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks import interpreters
 from woodshed.tasks.environment import prepare, resolve
-from woodshed.tasks.folder import is_clean
+from woodshed.tasks.folder import is_clean, is_protected
 
 BUILD_TIMEOUT_S = 300.0
 BUILD_TOOLS = frozenset(
@@ -95,7 +95,16 @@ def built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) 
     try:
         return build(repository, timeout_s, sandboxes)
     except TaskError as error:
+        if names_no_build(repository.tree):
+            return as_it_is(repository)
         raise TaskError(f"{error}{choice(repository.tree)}") from None
+
+
+def names_no_build(tree: Path) -> bool:
+    """True for a project that only lists what it requires, as applications of uv do: nobody builds it."""
+    whole = read_toml(tree / "pyproject.toml")
+    has_more = "build-system" in whole or any((tree / name).is_file() for name in ("setup.py", "setup.cfg"))
+    return "project" in whole and not has_more
 
 
 def metadata_of(name: str, contents: dict[str, bytes], python: str) -> tuple[str, Message, str]:
@@ -302,13 +311,27 @@ def _hook(
 
 
 def as_it_is(repository: Repository) -> bytes:
-    """A stand-in for the wheel of a folder that has no build description: its top-level packages and modules."""
+    """A stand-in for the wheel of a folder that nobody builds: its top-level packages and modules, its requirements."""
     tree, held = repository.tree, io.BytesIO()
     root = tree / "src" if (tree / "src").is_dir() else tree
+    project = table(read_toml(tree / "pyproject.toml"), "project")
+    name, version = project.get("name") or repository.name, project.get("version") or repository.version
+    lines = [f"Name: {name}", f"Version: {version}"]
+    listed = filter(requirements.is_readable, words(project.get("dependencies")))
+    lines += [f"Requires-Dist: {text}" for text in listed]
+    for extra, listed in table(project, "optional-dependencies").items():
+        lines.append(f"Provides-Extra: {extra}")
+        for text in filter(requirements.is_readable, words(listed)):
+            requirement, marker = Requirement(text), f'extra == "{extra}"'
+            marker = f"({requirement.marker}) and {marker}" if requirement.marker else marker
+            requirement.marker = None
+            lines.append(f"Requires-Dist: {requirement} ; {marker}")
     with zipfile.ZipFile(held, "w") as bundle:
-        bundle.writestr("x.dist-info/METADATA", f"Name: {repository.name}\nVersion: {repository.version}\n")
+        bundle.writestr("x.dist-info/METADATA", "\n".join([*lines, ""]))
         for path in sorted(root.rglob("*.py")):
             name = path.relative_to(root).as_posix()
+            if is_protected(name):
+                continue
             if "/" not in name or (root / name.partition("/")[0] / "__init__.py").is_file():
                 bundle.writestr(name, path.read_bytes())
     return held.getvalue()

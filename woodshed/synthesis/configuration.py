@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from woodshed import documents
 from woodshed.pysource import syntax
 from woodshed.records import TaskError
+
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+"""The module that a line imports, its first name."""
 
 
 def read_text(path: Path) -> str:
@@ -80,9 +84,9 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     return settings or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
 
 
-def inherit_pytest_settings(tree: Path, root: Path) -> None:
-    """Give a project without settings of pytest those of its repository's root, which pytest would find above it; but
-    for those that name places there.
+def inherit_from_root(tree: Path, root: Path) -> None:
+    """Give a project without settings of pytest those of its repository's root, which pytest would find above it: but
+    for those that name places there. Then the conftest file of the root is one of the project's, too.
 
     Raises:
         TaskError: a file cannot be read.
@@ -90,8 +94,14 @@ def inherit_pytest_settings(tree: Path, root: Path) -> None:
     places = ("testpaths", "pythonpath", "norecursedirs", "confcutdir", "cache_dir")
     settings = {} if pytest_settings(tree) else pytest_settings(root)
     lines = [f"{key} = {_ini_value(key, value)}" for key, value in settings.items() if key not in places]
-    if lines and not (tree / "pytest.ini").exists():
-        (tree / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]), encoding="utf-8")
+    if not lines or (tree / "pytest.ini").exists():
+        return
+    (tree / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]), encoding="utf-8")
+    conftest = root / "conftest.py"
+    if conftest.is_file() and not conftest.is_symlink() and not (tree / "conftest.py").exists():
+        imported = {name.decode() for name in IMPORT.findall(conftest.read_bytes())}
+        if not any((root / name).is_dir() or (root / f"{name}.py").is_file() for name in imported):
+            (tree / "conftest.py").write_bytes(conftest.read_bytes())
 
 
 def _ini_value(key: str, value: Any) -> str:

@@ -211,7 +211,8 @@ def _expected_values(test: ast.AST) -> Iterator[ast.expr]:
         elif isinstance(node, ast.Call) and _name(node.func) in CALLED_METHODS:
             sides = [*node.args, *(keyword.value for keyword in node.keywords)]
         compared += [side for side in sides if isinstance(side, ast.Name)]
-        yield from (side for side in sides if _is_literal(side))
+        literal = [side for side in sides if _is_literal(side)]
+        yield from literal or (_parts_of_object(sides[-1]) if sides else ())
     uses = Counter(n.id for n in ast.walk(test) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     compared_only = Counter(name.id for name in compared)
     names = {name for name, times in compared_only.items() if times == uses[name]}
@@ -280,6 +281,13 @@ def _is_literal(node: ast.expr) -> bool:
     return all(isinstance(inner, LITERAL) for inner in ast.walk(node))
 
 
+def _parts_of_object(side: ast.expr) -> Iterator[ast.expr]:
+    """Literals of which a test makes the object that it expects: `assert parse("1.2") == Version(1, 2)`."""
+    if isinstance(side, ast.Call) and _name(side.func)[:1].isupper():
+        for part in (*side.args, *(keyword.value for keyword in side.keywords)):
+            yield from [part] if _is_literal(part) else _parts_of_object(part)
+
+
 def _constants(literal: ast.expr) -> list[ast.Constant]:
     """Constants that can be changed so that the literal is another value; the ones of sums and products may cancel."""
     if any(isinstance(node, ast.BinOp) for node in ast.walk(literal)):
@@ -303,17 +311,28 @@ def _other(value: object, texts: Sequence[str], rng: random.Random) -> object:
         return value[::-1] if value != value[::-1] else value + b"a"
     if isinstance(value, str):
         near = [text for text in texts if text != value and abs(len(text) - len(value)) < 4]
-        return rng.choice(near) if near and rng.random() < 0.5 else _misspelt(value, rng)
+        return rng.choice(near) if near and rng.random() < 0.5 else _similar(value, rng)
     return 0
 
 
-def _misspelt(text: str, rng: random.Random) -> str:
-    """The text with two different neighbours swapped, or with one more character."""
-    swaps = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
-    if not swaps:
-        return text + rng.choice("abcdefgh")
-    i = rng.choice(swaps)
-    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
+def _similar(text: str, rng: random.Random) -> str:
+    """A text that reads as well: another case, separator or digit, or a word or last letter more or less. Misspelt ones
+    are told from right ones by whoever reads them."""
+    words = text.split(" ")
+    found = [
+        text.swapcase(),
+        text.capitalize(),
+        text[:-1] if text[-1:] == "s" else f"{text}s",
+        *(text.replace(mark, other) for mark in " -_" if mark in text for other in " -_"),
+        *(" ".join(words[:place] + words[place + 1 :]) for place in range(len(words)) if len(words) > 1),
+        *(f"{text[:i]}{(int(c) + 1) % 10}{text[i + 1 :]}" for i, c in enumerate(text) if c in "0123456789"),
+        *(
+            f"{text[:i]}{c.swapcase()}{text[i + 1 :]}"
+            for i, c in enumerate(text)
+            if text[:i][-1:] in ("", " ")
+        ),
+    ]
+    return rng.choice(sorted({other for other in found if other != text}) or [f"{text}s"])
 
 
 def _opposite(node: ast.AST, spans: _Spans) -> list[Change]:

@@ -1,6 +1,6 @@
 """Wheels of what a repository requires by an address: other projects of its own, git at a commit, files and URLs.
 
-Each is built in a sandbox like the repository itself. Its version gets an end of its own ("1.0+woodshed.3f9ac1d2e4b7",
+Each is built in a sandbox like the repository itself. Its version gets an end of its own ("1.0+woodshed.x3f9ac1d2e4b7",
 from its files), so that a pin names these very files, and pip is given the file: no index is asked for the name.
 """
 
@@ -151,7 +151,8 @@ class DirectWheels:
                 p: c for p, c in kept.items() if not p.endswith("/entry_points.txt") or PLUGIN not in c
             }
         told = f"{repository.sha256} {self.python} {with_code} {lines}".encode()
-        mark = f"woodshed.{hashlib.sha256(told).hexdigest()[:12]}"
+        # a letter first: a part of digits alone is a number to pip, which drops its leading zeros
+        mark = f"woodshed.x{hashlib.sha256(told).hexdigest()[:12]}"
         release = f"{version}.{mark}" if "+" in version else f"{version}+{mark}"
         lines = [f"Version: {release}".encode() if x.startswith(b"Version:") else x for x in lines]
         contents |= {f"{info}/METADATA": b"\n".join(lines)}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from woodshed.synthesis import git_sources
-from woodshed.synthesis.configuration import read_toml, table, words
+from woodshed.synthesis.configuration import read_toml, table
 from woodshed.synthesis.siblings import ASIDE, DESCRIPTIONS, is_described, is_workspace, modules, projects
 
 
@@ -30,18 +31,23 @@ def members(tree: Path) -> list[str]:
     if any(place == "." for _, _, place in modules(tree)):
         return []
     listed = table(uv, "workspace")
-    patterns, excluded = words(listed.get("members")), words(listed.get("exclude"))
     hatch = table(whole, "tool", "hatch", "envs", "default", "workspace")
-    patterns = patterns or [text for text in hatch.get("members", []) if isinstance(text, str)]
-    if not patterns:
+    found = _matched(tree, listed.get("members")) or _matched(tree, hatch.get("members"))
+    if not found:
         return sorted({place for place, _ in projects(tree)} | set(_applications(tree)))
-    left_out = {path for pattern in excluded for path in tree.glob(pattern)}
-    found = {path for pattern in patterns for path in tree.glob(pattern)} - left_out
+    found -= _matched(tree, listed.get("exclude"))
     return sorted(
         path.relative_to(tree).as_posix()
         for path in found
         if path != tree and any((path / name).is_file() for name in DESCRIPTIONS)
     )
+
+
+def _matched(tree: Path, patterns: Any) -> set[Path]:
+    """Folders below the tree that some patterns name; those that lead elsewhere name none."""
+    texts = [text for text in patterns if isinstance(text, str)] if isinstance(patterns, list) else []
+    inner = [text for text in texts if text and not Path(text).is_absolute() and ".." not in Path(text).parts]
+    return {path for text in inner for path in tree.glob(text) if path.is_dir()}
 
 
 def _applications(tree: Path) -> Iterator[str]:

@@ -29,8 +29,10 @@ TRIVIAL = (
     'return ""',
     "return []",
     "return True",
+    'return __import__("unittest.mock").mock.MagicMock()',
 )
-"""Bodies that do nothing; to return the first argument comes on top."""
+"""Bodies that do nothing, the last with an object that says yes to most questions. To return the first argument comes
+on top."""
 EQUAL = (
     'return type("Any", (), {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": None})()'
 )

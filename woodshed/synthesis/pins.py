@@ -46,7 +46,7 @@ def environment_of(
         circular = _circular(wishes, described)
         wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
         pins, dropped = index.pins(needed, wishes, demanded)
-        given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
+        dropped += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
     for name in _own_among(pins, described):
         _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
     environment = Environment(
@@ -66,9 +66,9 @@ def _own_or_asked(text: str, described: project.Project) -> str:
     Raises:
         TaskError: it is of the repository, and not to be had there.
     """
-    name = canonicalize_name(re.split(r"[\s<>=!~;(\[@]", text)[0])
+    name = re.split(r"[\s<>=!~;(\[@]", text)[0]
     source = described.inside.source(name)
-    if source and name not in described.inside.homes:
+    if source and canonicalize_name(name) not in described.inside.homes:
         return f"{name} @ {source}"
     _refuse_own(name, "it was asked for as one of extra_requirements", described)
     return text

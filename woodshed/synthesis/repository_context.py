@@ -31,7 +31,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-13"
+GENERATOR = "woodshed-synthesis-14"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[

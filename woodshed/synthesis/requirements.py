@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from woodshed.synthesis import plugins
-from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
+from woodshed.synthesis.configuration import IMPORT, read_ini, read_text, read_toml, table
 from woodshed.synthesis.siblings import Siblings, dependencies, home_of, is_of_this_machine
 from woodshed.synthesis.written_sources import relative
 from woodshed.tasks.environment import BUILT, PRIVATE
@@ -48,7 +48,6 @@ NOT_FOR_TESTS = re.compile(
     r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
 )
 """Tools beside the tests: they cost time and must not steer the test runner. A setting of pytest may demand one."""
-IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 OPTION = re.compile(r"\s--?[A-Za-z].*")
 """Options of one line of a requirements file, such as its hashes."""
 

@@ -37,7 +37,7 @@ from woodshed.records import TaskError
 from woodshed.runs.files import remove
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis import git_sources
-from woodshed.synthesis.configuration import inherit_pytest_settings
+from woodshed.synthesis.configuration import inherit_from_root
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import Origin, Siblings, enclosing, limit_of, required_python, whole
 from woodshed.tasks import interpreters
@@ -98,7 +98,7 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, pyth
     _own(into)
     scrub(into, read_rules(rules_path()))
     if root := Siblings(origin=origin).root:
-        inherit_pytest_settings(into, root)
+        inherit_from_root(into, root)
     left_out = _without_strange_names(into) | _without_false_sources(into)
     digest = digest or tree_sha256(into)
     found = Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, origin)

@@ -20,7 +20,7 @@ PDM = re.compile(
     r"(?:-e\s+)?(?P<url>(?:git\+|file:)[^#\s]+)#egg=(?P<name>[\w.-]+)(?:\[[^]]*\])?(?P<more>&\S+)?"
 )
 """A requirement of pdm's dev-dependencies that names a place."""
-ROOT = re.compile(r"file:/*(?:workspace/|\$\{PROJECT_ROOT\}/|(?=\.))")
+ROOT = re.compile(r"file:/*(?:workspace/|\$\{PROJECT_ROOT\}/|(?=\.))|\{root:uri\}/")
 """What stands for the project's own folder in a file address: hatch's and pdm's, settled in a sandbox or not."""
 
 

@@ -52,7 +52,7 @@ PRIVATE = (
     "for a private package set PIP_FIND_LINKS to a folder with its wheel, or PIP_EXTRA_INDEX_URL (PIP_INDEX_URL) to "
     "your index, here and wherever its tasks are run"
 )
-BUILT = re.compile(r"[+.]woodshed\.[0-9a-f]{12}$")
+BUILT = re.compile(r"[+.]woodshed\.x[0-9a-f]{12}$")
 """End of the version of a wheel that was built from a path or an address: no package index has such a release."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
@@ -437,7 +437,12 @@ def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: s
         "--",
         *map(as_argument, wanted),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    own = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # seen as installed there
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=own
+    )
     if done.returncode == 0:
         return
     output = done.stderr + done.stdout

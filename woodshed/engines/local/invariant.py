@@ -243,10 +243,10 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, *_ = ctx.saved_tensors
-        seen, behind = grads[0].tensor_split([query.shape[2]], 1)
+        saved = ctx.saved_tensors  # once: a checkpoint that computes them again gives them once
+        seen, behind = grads[0].tensor_split([saved[0].shape[2]], 1)
         with torch.enable_grad():
-            inputs = [part.detach().requires_grad_() for part in ctx.saved_tensors]
+            inputs = [part.detach().requires_grad_() for part in saved]
             out = torch.nn.functional.scaled_dot_product_attention(
                 *inputs, is_causal=True, scale=ctx.scale, enable_gqa=True
             )

@@ -9,20 +9,16 @@ Letters: P tokens, L layers with experts, E experts of a layer, K of them for ea
 
 from __future__ import annotations
 
-import base64
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from woodshed.records import RoutedExperts
 
 Choose = Callable[[int, int, Tensor, Tensor], Tensor]
 """(number among the layers with experts, experts in what is chosen: 1, or those of a group, scores (P, E), the router's
@@ -124,19 +120,3 @@ class _Selection(TorchFunctionMode):
             return found
         chosen = self._choose(size, scores, own)
         return torch.return_types.topk((scores.gather(-1, chosen), chosen))
-
-
-def write(start: int, chosen_TLK: np.ndarray) -> RoutedExperts:
-    """Make a record of the choices for T tokens, the first of which is at an index."""
-    data = base64.b64encode(np.ascontiguousarray(chosen_TLK, "<u2").tobytes()).decode()
-    tokens, layers, each = chosen_TLK.shape
-    return RoutedExperts(start, (tokens, layers, each), data)
-
-
-def read(part: RoutedExperts) -> np.ndarray:
-    """Choices (T, L, K) of a record; for no token where its data is not of its shape."""
-    data = np.frombuffer(base64.b64decode(part.data), "<u2")
-    tokens, layers, each = part.shape
-    if data.size != tokens * layers * each:
-        return np.empty((0, layers, each), "<u2")
-    return data.reshape(part.shape)

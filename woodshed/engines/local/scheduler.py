@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from woodshed.engines import expert_log
 from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, Versions
-from woodshed.engines.local import invariant, routing
+from woodshed.engines.local import invariant
 from woodshed.engines.local.draw import draw
 from woodshed.engines.local.graphs import Graphs, padded_rows
 from woodshed.engines.local.invariant import LEAST_ROWS
@@ -82,7 +83,7 @@ class BatchRow:
                 spans.append([version, 1])
         versions: Versions = tuple((version, count) for version, count in spans)
         reason = "stop" if self.stopped else "length"
-        experts = routing.write(0, np.concatenate(self.experts)) if self.experts else None
+        experts = expert_log.write(0, np.concatenate(self.experts)) if self.experts else None
         return Sample(tuple(self.ids), tuple(self.logps), reason, versions, experts)
 
 

@@ -12,7 +12,8 @@ No code crosses. The tests' side (`tests_side`) runs no line of the repository:
   names nor anything that belongs to pytest, and nobody replaces a method of them (`lending`);
 - it imports from writable folders only what was there before the other process began, and no bytecode (`imports`);
 - it neither evaluates text nor unpickles for its tests (`imports.guard`): the text could be the other side's.
-What stand-ins answer is doubted there (`doubting`): their special methods are code under test.
+- what a stand-in is compared with, it is not told before it has said what it is (`commitments`);
+- an assertion that failed has failed, whichever code of the other process catches it.
 The other side (`code_side`) inherits one descriptor, and a filter of system calls keeps it from tracing, reading, and
 signalling the tests' process (`confinement`). Messages are bounded in bytes, depth and number (`line`).
 

@@ -255,6 +255,7 @@ def main(
     global peer
     confinement.confine(tests)
     os.environ.clear()
+    confinement.begin_with(environment)
     os.environ.update(environment)
     os.chdir(paths[-1])
     place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))

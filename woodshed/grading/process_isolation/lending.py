@@ -146,6 +146,8 @@ class Lending:
         """True if the other side may read an attribute."""
         if type(name) is not str or not name.isidentifier() or not self.allows(subject):
             return False
+        if _is_mock(type(subject)) and name in dir(sys.modules["unittest.mock"].Mock):
+            return False  # what it was told, and whether that was right, is the test's to ask
         if name in READABLE or not name.startswith(PRIVATE_PREFIXES):
             return True
         kind = subject if isinstance(subject, type) else type(subject)

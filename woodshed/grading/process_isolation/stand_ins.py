@@ -38,8 +38,10 @@ class Asker(Protocol):
     """The end of the line that a stand-in asks (`peer.Peer`)."""
 
     types: dict[int, Any]
-    doubting: Any
-    """Doubts the answers of special methods (`doubting.Doubting`); None: they are believed."""
+
+    def answer(self, name: str, ask: Callable[..., Any], subject: Any, arguments: tuple) -> Any:
+        """The answer of a stand-in to a special method, as far as this side believes it."""
+        ...
 
     def ask(self, verb: str, *arguments: Any) -> Any: ...
 
@@ -102,6 +104,8 @@ class RemoteModule(types.ModuleType):
         return peer.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if type(value) is RemoteModule:  # an import here: there the name may mean a function by now
+            return
         if name.startswith("__") or isinstance(value, types.ModuleType):  # what the import system writes
             self.__dict__[name] = value
         else:
@@ -226,7 +230,7 @@ def _body(peer: Asker, number: int, told: dict[str, Any]) -> dict[str, Any]:
         m: _forwarder(peer, number, m) for m in _names(told.get("special")) if m in FORWARDED
     }
     for method in _names(told.get("methods")):
-        if method not in LOCAL and method not in body:
+        if method not in LOCAL and method not in FORWARDED:  # those are answered in one place only
             body[method] = RemoteMethod(peer, number, method)
     return body
 
@@ -321,9 +325,7 @@ def _forwarder(peer: Asker, owner: int | None, name: str) -> Callable[..., Any]:
             return peer.ask("special", self, name, arguments, peer.types[owner])
         return peer.ask("special", self, name, arguments)
 
-    if peer.doubting is None:
-        return ask
-    return lambda self, /, *arguments: peer.doubting.answer(name, ask, self, arguments)
+    return lambda self, /, *arguments: peer.answer(name, ask, self, arguments)
 
 
 def _awaited(peer: Asker, awaitable: Any) -> Any:

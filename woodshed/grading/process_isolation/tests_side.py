@@ -11,18 +11,17 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from . import confinement, imports, values
-from .doubting import Doubting
+from . import commitments, confinement, imports, values
 from .lending import Lending
 from .line import LineError, MessageLine
 from .peer import Peer
-from .stand_ins import RemoteModule, Unpickled
+from .stand_ins import NUMBER, RemoteModule, RemoteType, Unpickled
 
 MOST_TEXT = 1 << 20
 """Characters of one warning, log record or printed text."""
@@ -36,8 +35,8 @@ from {} import code_side
 del sys.path[0]
 code_side.main(line, *{!r})
 """
-HOMELESS = {"HOME": "/proc/self/none", "PYTHONPATH": ""}
-"""While it starts no folder is imported from that an attempt may have filled."""
+HOMELESS = {"HOME": "/0"}
+"""While it starts no folder is imported from that an attempt may have filled; nor has it a PYTHONPATH."""
 
 
 class TestsPeer(Peer):
@@ -52,6 +51,65 @@ class TestsPeer(Peer):
         self.raw: dict[Any, Any] = {}
         self.folder, self.arguments = "", list(sys.argv)
         self.seed: list[Any] = []
+        self.failures: list[BaseException] = []
+        """Failed assertions of tests on their way through the other process."""
+        self.depth = 0
+        """Questions of the other side that are being answered."""
+
+    def answer(self, name: str, ask: Callable[..., Any], subject: Any, arguments: tuple) -> Any:
+        try:
+            return commitments.answer(name, ask, subject, arguments)
+        except commitments.Broken as error:
+            self.failures += [error] if self.depth else []
+            raise refuted(error) from None
+
+    # A failed assertion stays one, whoever catches it: code that a test calls back, or enters as a context, could else
+    # try again until it holds. On its way it says nothing, since its text holds what was expected.
+
+    def ask(self, verb: str, *arguments: Any) -> Any:
+        try:
+            result = super().ask(verb, *arguments)
+        except BaseException as error:
+            self._forget([error])
+            self._end_if_failed()
+            raise
+        if verb == "special" and arguments[1] == "__exit__" and not result:  # it goes on from there by itself
+            self._forget(arguments[2])
+        self._end_if_failed()
+        return result
+
+    def serve(self, verb: str, content: list) -> None:
+        self.depth += 1
+        try:
+            super().serve(verb, content)
+        finally:
+            self.depth -= 1
+
+    def _forget(self, known: Sequence[Any]) -> None:
+        self.failures = [failure for failure in self.failures if not any(one is failure for one in known)]
+
+    def _end_if_failed(self) -> None:
+        if self.failures:
+            failure = self.failures[-1]
+            if not self.depth:
+                self.failures = []
+            raise refuted(failure)
+
+    def _encode_error(self, error: BaseException, depth: int = 0) -> Any:
+        is_raised = error.__traceback__ is not None and type(vars(error).get(NUMBER)) is not int
+        if is_raised and (isinstance(error, AssertionError) or values.is_of_pytest(type(error))):
+            if not any(failure is error for failure in self.failures):
+                self.failures.append(error)
+            return [
+                "error",
+                self._number(error),
+                ["name", "builtins", "AssertionError"],
+                [],
+                None,
+                ["dict", []],
+                [],
+            ]
+        return super()._encode_error(error, depth)
 
     def may_lend(self, value: Any) -> bool:
         return self.lending.allows(value)
@@ -165,9 +223,21 @@ TOLD = {"warn": warn, "log": log, "write": write, "read": read, "input": ask_inp
 """Requests that the other side may make without an object: each takes and returns plain values."""
 
 
-def refute(message: str) -> None:
-    """End a test in a way that no `except Exception`, and no expected AssertionError, takes for its own."""
-    pytest.fail(message, pytrace=False)
+def refuted(failure: BaseException) -> BaseException:
+    """The end of a test that no `except Exception`, and no expected AssertionError, takes for its own."""
+    text = (
+        str(failure)
+        if isinstance(failure, commitments.Broken)
+        else "an assertion failed, and code under test went on"
+    )
+    return pytest.fail.Exception(f"woodshed: {text}", pytrace=False)
+
+
+def begun(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which the other process begins: harmless, and as long as those that it will have."""
+    kept = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONUSERBASE")} | HOMELESS
+    free = len(confinement.block(environment)) - len(confinement.block({**kept, "_0": ""}))
+    return {**kept, "_0": "0" * free}
 
 
 def install(
@@ -188,12 +258,13 @@ def install(
     ours, theirs = socket.socketpair()
     paths = [*filter(None, python_path.split(":")), workspace]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+    environment["PYTHONPATH"] = python_path
     told = os.getpid(), paths, list(packages), environment
     begin = BEGIN.format(str(Path(__file__).parent.parent), __package__, told).encode()
     with Path(os.devnull).open("r+b") as nothing:
         subprocess.Popen(
             [sys.executable, "-c", START.format(len(begin))],
-            env={k: v for k, v in environment.items() if k != "PYTHONUSERBASE"} | HOMELESS,
+            env=begun(environment),
             cwd="/",
             stdin=theirs.fileno(),
             stdout=nothing,
@@ -203,7 +274,7 @@ def install(
     theirs.close()
     ours.sendall(begin)
     peer = Unpickled.peer = TestsPeer(MessageLine(ours), workspace)
-    peer.doubting = Doubting(hardening, refute)
+    hardening.says_what_it_is = lambda kind: isinstance(kind, RemoteType)
     imports.guard(workspace, own)
     sys.meta_path.insert(0, imports.Finder(peer, packages))
     seed = random.seed

@@ -39,6 +39,8 @@ FORWARDED = tuple(
     ).split()
 )
 """Methods that Python looks up on types: each type of stand-ins has those that its original has."""
+COMPARING = frozenset(f"__{name}__" for name in "contains eq ne lt le gt ge".split())
+"""Of these the ones that change nothing, so that no object empties what it is compared with."""
 READABLE = frozenset(
     (
         *(

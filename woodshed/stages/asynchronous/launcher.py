@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from woodshed import documents
 from woodshed.engines.create import start_settings, starts_servers
@@ -19,8 +20,10 @@ from woodshed.records import RecipeError, RunError
 from woodshed.runs import machine, processes
 from woodshed.runs.folder import RunDir
 from woodshed.runs.processes import Child
-from woodshed.stages.recipe import Recipe
 from woodshed.tokens import model_files
+
+if TYPE_CHECKING:
+    from woodshed.stages.recipe import Recipe
 
 LOOK_S = 0.1
 STARTS = 5

@@ -55,7 +55,7 @@ SESSION = (
                 "lending",
                 "imports",
                 "confinement",
-                "doubting",
+                "commitments",
             ),
             *("tests_side", "code_side"),
         )
