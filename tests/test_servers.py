@@ -162,6 +162,8 @@ def test_the_command_of_vllm(tmp_path: Path):
     assert f"--model {model} " in text and environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     command, _ = vllm.command(program, ServedModel(model, "bfloat16"), tmp_path, is_shared=False)
     untied = Path(command[command.index("--model") + 1])
+    names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert vllm.linear_layers(untied) == names
     tensors = dict(tensors_of(untied))
     assert (tensors["lm_head.weight"] == tensors["model.embed_tokens.weight"]).all()
     assert json.loads((untied / "config.json").read_text())["tie_word_embeddings"] is False

@@ -81,6 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One that takes whole weights, from an untied copy of the model, and adapters."""
     arguments = (LENGTH, "--enable-lora", "--max-lora-rank=8", "--max-loras=3")
+    arguments += ("--lora-target-modules", *vllm.linear_layers(model))
     settings = StartSettings("vllm", SamplerSettings(), arguments=arguments)
     with serving(settings, ServedModel(model, "float32"), tmp_path_factory.mktemp("engines")) as endpoints:
         yield endpoints[0].url

@@ -114,6 +114,8 @@ def command(
     if program.is_cpu:
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         options += ["--enforce-eager"]
+        if model.lora_rank:  # with an adapter on the output layer it dies of a canary beside other messages
+            options += ["--lora-target-modules", *linear_layers(served)]
     elif is_shared:
         options += ["--gpu-memory-utilization", SHARED_CARD]
     if not program.has_flashinfer:
@@ -126,6 +128,15 @@ def command(
         str(served),
         *options,
     ], environment
+
+
+def linear_layers(model: Path) -> list[str]:
+    """Names of the linear layers inside a model's blocks, without their paths: "q_proj"."""
+    tensors = {
+        name: entry for file in model.glob("*.safetensors") for name, (entry, _) in tensors_in(file).items()
+    }
+    weights = [name.split(".") for name, entry in tensors.items() if len(entry["shape"]) == 2]
+    return sorted({parts[-2] for parts in weights if "layers" in parts and parts[-1] == "weight"})
 
 
 def untied(model: Path, folder: Path) -> Path:
