@@ -24,6 +24,7 @@ from woodshed.cli.app import open_engine
 from woodshed.cli.train import run_recipe
 from woodshed.engines.create import EngineSettings, create
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate
+from woodshed.engines.guard import members
 from woodshed.engines.local.server import FolderEngine, LocalServer
 from woodshed.engines.router import MOST_AHEAD, Router
 from woodshed.engines.scripted import ScriptedEngine
@@ -169,6 +170,20 @@ def test_whole_weights_are_trained_through_a_server_that_takes_them(
     assert len(steps) == 2 and all(line["logp_gap_mean"] < 1e-4 for line in steps)
     order = server.paths()[1:]  # after the question for the version
     assert order == ["/pause", "/collective_rpc", "/resume"] * (len(order) // 3) and len(order) >= 3 * 4
+
+
+@pytest.mark.slow
+def test_a_run_starts_the_local_engine_in_a_process_of_its_own(
+    tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+):
+    for rank in (4, 0):
+        run = trained(
+            tiny_task, tmp_path / str(rank), tiny_model_dir, engine={"kind": "process"}, lora_rank=rank
+        )
+        steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
+        assert len(steps) == 2 and all(line["logp_gap_mean"] < 1e-4 for line in steps)
+        state = json.loads((run.path / "engines" / "s0.json").read_text())
+        assert state["state"] == "ended" and not members(str((run.path / "engines" / "s0.json").resolve()))
 
 
 @pytest.mark.parametrize("deaf", ["lm_head", ""])

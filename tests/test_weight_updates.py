@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -80,6 +81,8 @@ def test_a_receiver_follows_bit_for_bit_and_pruning_keeps_what_late_ones_need(
 ):
     monkeypatch.setattr(published, "FULL_EVERY", 4)
     trainer, kinds = Trainer(tiny_model_dir, tmp_path), []
+    left = published.SHARED_MEMORY / f"woodshed-{os.getuid()}" / ".mirror.killed.partial"
+    left.mkdir(parents=True)
     with receiver() as always, receiver() as sometimes:
         for version in range(10):
             folder = trainer.publish()
@@ -91,6 +94,7 @@ def test_a_receiver_follows_bit_for_bit_and_pruning_keeps_what_late_ones_need(
             with receiver() as late, late.received(folder) as (where, _):
                 assert holds(where, trainer)
             trainer.step()
+    assert not left.exists(), "the copy of a receiver that was killed"
     assert kinds == ["full", "delta", "delta", "delta"] * 2 + ["full", "delta"]
     assert sorted(path.name for path in trainer.root.glob("v*")) == ["v000008", "v000009"]
     record = read(folder)
@@ -368,6 +372,22 @@ def test_a_server_that_died_and_came_back_gets_its_weights_before_it_samples(
         for sample in (under_way.result(60), sample_all(engine, [SampleRequest(PROMPT, 12, 1)])[0]):
             assert far(sample, logps(trainer, PROMPT + sample.ids), 0, 12) < 1e-4
             assert sample.versions == ((0, 12),)
+
+
+def test_new_weights_are_taken_by_a_server_that_died_and_came_back(tiny_model_dir: Path, tmp_path: Path):
+    trainer = Trainer(tiny_model_dir, tmp_path, lora_rank=4, dtype="float32")
+    with serving(tiny_model_dir) as (url, _):
+        engine = HttpEngine(
+            EndpointSettings(url=url), Stops(), patience_s=1e3, sleep=lambda s: time.sleep(0.05)
+        )  # type: ignore[arg-type]
+        update(engine, trainer)
+    with closing(engine), serving(tiny_model_dir, int(url.rpartition(":")[2])):
+        trainer.step(0.3)
+        update(engine, trainer)
+        sample = sample_all(engine, [SampleRequest(PROMPT, 12, 0)])[0]
+        assert (
+            sample.versions == ((1, 12),) and far(sample, logps(trainer, PROMPT + sample.ids), 0, 12) < 1e-4
+        )
 
 
 def test_what_was_held_over_an_update_is_asked_again(tiny_model_dir: Path, tmp_path: Path):

@@ -12,6 +12,7 @@ PyTorch: receivers work where there is none.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -31,7 +32,7 @@ import numpy as np
 from woodshed import documents
 from woodshed.records import SamplerError, from_json, to_json
 from woodshed.runs import machine
-from woodshed.runs.files import reason, remove, write_atomically
+from woodshed.runs.files import reason, remove, sweep, write_atomically
 
 RECORD, LATEST = "published.json", "LATEST"
 FULL_EVERY = 20
@@ -202,6 +203,8 @@ class Receiver:
         self._folder = Path()
         """Folder of the weights at hand: as published, or the copy that differences were applied to."""
         self._mirror: Path | None = None
+        self._lock = -1
+        """Descriptor that says that somebody uses the copy."""
         self._tensors: dict[str, Bytes] = {}
         """Bytes of the copy, which are those of its files."""
 
@@ -248,6 +251,7 @@ class Receiver:
         self._tensors, self._held = {}, None
         if self._mirror is not None:
             remove(self._mirror)
+            os.close(self._lock)
             self._mirror = None
 
     def _follow(self, folder: Path, published: Published) -> None:
@@ -308,12 +312,17 @@ class Receiver:
         """Copy the whole weights at hand, in memory where they fit."""
         size = sum(path.stat().st_size for path in self._folder.iterdir())
         fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 1.2 * size
-        place = SHARED_MEMORY if self._in_memory and fits else self._folder.parent
-        mirror = Path(tempfile.mkdtemp(prefix=".mirror-", dir=place))
+        place = SHARED_MEMORY / f"woodshed-{os.getuid()}" if self._in_memory and fits else self._folder.parent
+        place.mkdir(mode=0o700, exist_ok=True)
+        sweep(place)  # of receivers that were killed
+        mirror = Path(tempfile.mkdtemp(prefix=".mirror.", suffix=".partial", dir=place))
+        self._lock = os.open(mirror, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             shutil.copytree(self._folder, mirror, dirs_exist_ok=True)
         except OSError as error:
             remove(mirror)
+            os.close(self._lock)
             raise SamplerError(f"{self._folder} cannot be copied to {place}: {reason(error)}") from None
         self._mirror = self._folder = mirror
         self._tensors = dict(tensors_of(mirror, "r+"))

@@ -14,7 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Condition, RLock
@@ -204,7 +204,8 @@ class ServerWeights:
         with self._changed:
             self._users.pop(old, None)
         if old.model != self.served:
-            self._send("POST", "/v1/unload_lora_adapter", {"lora_name": old.model})
+            with suppress(SamplerError):  # it went with a server that died
+                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": old.model})
 
     def _agrees(self, model: str, canary: Canary | None) -> bool:
         """True if the server finds the trainer's log-probs."""
