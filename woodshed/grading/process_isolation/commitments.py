@@ -186,8 +186,8 @@ def _ordered(name: str, ask: Ask, subject: Any, other: Any) -> Any:
 
 
 def _reckoned(name: str, ask: Ask, subject: Any, number: Any) -> Any:
-    """The result with the number that an object says it is. One that is none is asked about another number, and may only
-    say that it does not reckon."""
+    """The result with the number that an object says it is. One that is none is asked about another number, and may
+    only say that it does not reckon."""
     said = number_of(subject)
     if said is not None:
         return SUMS[name](said, number)
