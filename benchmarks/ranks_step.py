@@ -122,17 +122,17 @@ TOY: dict[str, Any] = {
 }
 CASES = {
     "card": {
-        "LoRA 16, float32": Case("1.5b", lora_rank=16, **SMALL, **NARROW),
+        "LoRA 16, float32": Case("1.5b", ("fsdp", "cp"), lora_rank=16, **SMALL, **NARROW),
         "all weights, float32": Case("1.5b", **SMALL, **NARROW),
         "experts, float32": Case("experts", ("ep",), **SMALL),
-        "LoRA 16": Case("1.5b", ("fsdp", "replicate"), lora_rank=16),
+        "LoRA 16": Case("1.5b", ("fsdp", "replicate", "cp"), lora_rank=16),
         "all weights": Case("1.5b"),
         "experts": Case("experts", ("fsdp", "ep")),
         "all weights, Muon": Case("1.5b", optimizer="muon"),
         "all weights, 7B": Case("7b", recomputes=True, rollouts=32, steps=2),
     },
     "toy": {
-        "LoRA 4": Case("toy", ("fsdp", "replicate"), lora_rank=4, **TOY),
+        "LoRA 4": Case("toy", ("fsdp", "replicate", "cp"), lora_rank=4, **TOY),
         "all weights": Case("toy", **TOY),
         "experts": Case("toy experts", ("ep",), **TOY),
         "Muon": Case("toy", optimizer="muon", **TOY),
@@ -410,9 +410,12 @@ def synchronise(device: torch.device) -> None:
 
 def trainer_of(case: Case, layout: str, device: torch.device) -> Trainer:
     policy, world = policy_of(case, device), ranks.count()
-    axes = {"fsdp": world} | {"ep": {"ep": world}, "replicate": {"fsdp": 1, "replicate": world}}.get(
-        layout, {}
-    )
+    others = {
+        "ep": {"ep": world},
+        "replicate": {"fsdp": 1, "replicate": world},
+        "cp": {"fsdp": 1, "cp": world},
+    }
+    axes = {"fsdp": world} | others.get(layout, {})
     shard(policy, LayoutSettings(**axes))
     halves = 2 if layout == HALVED else 1
     return Trainer(

@@ -12,6 +12,7 @@ LAYOUTS = {
     "fsdp": "two cards, weights cut",
     "replicate": "two cards, base whole on both",
     "ep": "two cards, experts dealt out",
+    "cp": "two cards, each sequence cut",
 }
 EXACT = 1e-5
 
