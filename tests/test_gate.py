@@ -131,7 +131,7 @@ def policy(attempt):
     padded = packing.pad([imitated for imitated, _ in weighed])
     weight_BN = padded.mask_BN * torch.tensor([[weight] for _, weight in weighed])
     optimizer = torch.optim.AdamW(policy.trainable.values(), lr=3e-3)
-    for _ in range(80):
+    for _ in range(60):
         optimizer.zero_grad()
         logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
         (-(logps * weight_BN).sum() / weight_BN.sum()).backward()
