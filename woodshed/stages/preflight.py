@@ -48,12 +48,9 @@ def refuse(recipe: Recipe, *, starts_ranks: bool = False) -> None:
     plan(recipe)
     if recipe.rl.staleness:
         refuse_asynchronous(recipe)
-    if starts_ranks and (started := ranks.started()) > 1:
-        raise RecipeError(
-            f"rl.staleness = {recipe.rl.staleness} starts the ranks of its trainer itself, and torchrun has started "
-            f"{started}; start with `woodshed train ...`"
-        )
-    if not starts_ranks:
+    if starts_ranks:
+        refuse_torchrun(recipe)
+    else:
         refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     if {"sft", "distill", "solutions", "rl"} & {*recipe.stages}:
@@ -99,6 +96,19 @@ def refuse_asynchronous(recipe: Recipe) -> None:
         raise RecipeError(
             f"{said}: loss.estimator = {recipe.loss.estimator!r} gives a token a gradient that grows with its ratio "
             "trainer/sampler without a bound, which old tokens drive up; use reinforce, icepop or mis"
+        )
+
+
+def refuse_torchrun(recipe: Recipe) -> None:
+    """Stop a run that starts its ranks itself, and was started as several.
+
+    Raises:
+        RecipeError: names the command.
+    """
+    if (started := ranks.started()) > 1:
+        raise RecipeError(
+            f"rl.staleness = {recipe.rl.staleness} starts the ranks of its trainer itself, and torchrun has started "
+            f"{started}; start with `woodshed train ...`"
         )
 
 
