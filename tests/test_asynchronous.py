@@ -15,7 +15,7 @@ from test_practice import recipe_of
 from tiny_training import feedback_of, four_attempts, hint_for, samples_of, tiny_policy
 
 from woodshed.cli import asynchronous
-from woodshed.cli.train import run_recipe
+from woodshed.cli.train import run_recipe, say_recipe
 from woodshed.engines.elsewhere import EngineElsewhere
 from woodshed.engines.engine import SampleRequest
 from woodshed.learning.checkpoint import TrainState
@@ -118,7 +118,7 @@ def nudge(policy: Policy) -> None:
     [
         ({"engine": {"kind": "local"}}, r"rl\.staleness = 1 needs an engine.*'local'.*'vllm'"),
         ({"stages": ["rl", "evaluate"]}, r"stages = \['rl', 'evaluate'\]|measures the same weights"),
-        ({"stages": ["distill", "rl"], "distill": {"tasks_per_step": 1}}, r"stages = \['distill', 'rl'\]"),
+        ({"stages": ["distill", "rl"], "distill": {"tasks_per_step": 1}}, r"these are \['distill', 'rl'\]"),
         ({"gate": {"every": 2}}, r"gate\.every = 2 samples and scores in turns"),
         ({"loss": {"estimator": "gspo"}}, r"loss\.estimator = 'gspo'.*without a bound"),
     ],
@@ -136,9 +136,16 @@ def test_bounded_ratios_pass(estimator: str, tiny_task: Task, tmp_path: Path):
     preflight.refuse(asynchronous_recipe(tiny_task, tmp_path, loss=loss), starts_ranks=True)
 
 
-def test_ranks_are_started_by_the_launcher(tiny_task: Task, tmp_path: Path):
+def test_ranks_are_started_by_the_launcher(
+    tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     recipe = asynchronous_recipe(tiny_task, tmp_path, layout={"fsdp": 2})
     preflight.refuse(recipe, starts_ranks=True)
+    say_recipe(recipe, ["r.toml"], explain=False)
+    assert "next: woodshed train r.toml" in capsys.readouterr().err
+    with monkeypatch.context() as torchrun, pytest.raises(RecipeError, match="torchrun has started 2"):
+        torchrun.setenv("WORLD_SIZE", "2")
+        preflight.refuse(recipe, starts_ranks=True)
     run = RunDir.create(tmp_path / "run", recipe=recipe.to_toml(), manifest={})
     started = commands(run, recipe.layout.world, ["http://127.0.0.1:1"])
     assert "--nproc-per-node=2" in started["trainer"] and started["collector"][-1] == "http://127.0.0.1:1"

@@ -207,7 +207,7 @@ def test_a_server_that_lists_no_models_is_named(server: Server, models: Any):
 
 
 def test_an_address_without_a_scheme_is_a_mistake():
-    with pytest.raises(RecipeError, match=r"url = 'localhost:8000'"):
+    with pytest.raises(RecipeError, match=r"url = 'localhost:8000': give an address with http"):
         read(EndpointSettings, None, ["url=localhost:8000"])
 
 

@@ -20,7 +20,7 @@ from woodshed.engines import guard, servers, vllm
 from woodshed.engines.guard import Orders
 from woodshed.engines.published import tensors_of
 from woodshed.engines.servers import GuardedServer, ServedModel
-from woodshed.records import SamplerError
+from woodshed.records import RecipeError, SamplerError
 
 SERVER = """
 import http.server, mmap, os, subprocess, sys, threading, time
@@ -149,6 +149,19 @@ def test_a_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path):
     ):
         server.wait_until_ready()
     assert (record(server)["state"], record(server)["starts"]) == ("failed", guard.MOST_STARTS)
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "says"), [("", (0,), "no GPU 0 here .none"), ("4,7", (0, 2), "GPU 2 .*0 to 1")]
+)
+def test_a_gpu_that_is_not_here_is_refused(
+    seen: str, gpus: tuple[int, ...], says: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setattr(servers.machine, "gpus", lambda: [])
+    servers.refuse_gpus(())
+    with pytest.raises(RecipeError, match=says):
+        servers.refuse_gpus(gpus)
 
 
 def test_the_command_of_vllm(tmp_path: Path):

@@ -61,7 +61,7 @@ class Part(Generic[T]):
         if name in self.known or _IMPORT_PATH.fullmatch(name):
             return name
         near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.known) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self.known) or 'none'}."
         raise ValueError(f"no {self.kind} {name!r}; {hint} One of your own is named package.module:name")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

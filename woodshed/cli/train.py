@@ -97,7 +97,8 @@ def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> No
 
     say(reference.commented(chosen, {} if explain else None).rstrip())
     say("# The other settings have their usual values: woodshed settings")
-    say_next(shlex.join([*machine.command(chosen.layout.world).split(), "train", *arguments]))
+    ranks = 1 if chosen.rl.staleness else chosen.layout.world  # the launcher starts them
+    say_next(shlex.join([*machine.command(ranks).split(), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:

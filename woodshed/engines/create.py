@@ -68,6 +68,8 @@ class EngineSettings(SamplerSettings):
             raise ValueError(
                 f"kind = {self.kind!r} starts no servers; gpus and arguments are for vllm and process"
             )
+        if len(set(self.gpus)) < len(self.gpus):
+            raise ValueError(f"gpus = {list(self.gpus)} names a GPU twice; a server takes one of its own")
         return self
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +36,8 @@ def address(url: str) -> str:
     Raises:
         ValueError: no machine can have this address.
     """
+    if not re.match(r"https?://[^\s/]", url):
+        raise ValueError("give an address with http:// or https:// in front, such as http://127.0.0.1:8000")
     try:
         parsed = httpx.URL(url)
         parsed.host.encode("idna")
@@ -52,9 +55,7 @@ def address(url: str) -> str:
 class EndpointSettings(Settings):
     """Address and limits of an inference server."""
 
-    url: Annotated[str, AfterValidator(address)] = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+"
-    )
+    url: Annotated[str, AfterValidator(address)] = "http://127.0.0.1:8000"
     """Address in front of /v1/completions, with http:// or https://; a /v1 at its end is left out."""
     model: str = ""
     """Name of the served model; empty takes the first that the server lists."""

@@ -24,7 +24,7 @@ from woodshed.engines.engine import SamplerSettings
 from woodshed.engines.guard import Orders
 from woodshed.engines.http import EndpointSettings
 from woodshed.engines.vllm import ServedModel
-from woodshed.records import SamplerError
+from woodshed.records import RecipeError, SamplerError
 from woodshed.runs import machine
 
 START_S = 600.0
@@ -55,8 +55,10 @@ def serving(
     """Addresses of ready servers, which end when this is left, and when this process dies.
 
     Raises:
+        RecipeError: the settings name a GPU that is not here.
         SamplerError: there is no vLLM to start, or a server does not start; the message has the end of its log.
     """
+    refuse_gpus(settings.gpus)
     folder.mkdir(parents=True, exist_ok=True)
     make = _vllm if settings.kind == "vllm" else _process
     with ExitStack() as stack:
@@ -91,11 +93,31 @@ def _vllm(
     return [*command, *settings.arguments], {**own, **_visible(gpu), **more}
 
 
+def refuse_gpus(gpus: tuple[int, ...]) -> None:
+    """Check that this machine has the GPUs on which servers are to be started.
+
+    Raises:
+        RecipeError: names the one that it lacks.
+    """
+    count = len(_seen()) or len(machine.gpus())
+    if missing := [gpu for gpu in gpus if gpu >= count]:
+        known = f"0 to {count - 1}" if count > 1 else "0 alone" if count else "none"
+        raise RecipeError(
+            f"engine.gpus = {list(gpus)}: there is no GPU {missing[0]} here ({known}); name others, or leave it out "
+            "for one server, on the first GPU where there is one"
+        )
+
+
+def _seen() -> list[str]:
+    """Cards to which CUDA_VISIBLE_DEVICES limits this process; [] without a limit."""
+    return [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]
+
+
 def _visible(gpu: int | None) -> dict[str, str]:
     """The variable that shows a server one card only, of those that this process sees."""
     if gpu is None:
         return {}
-    seen = [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]
+    seen = _seen()
     return {"CUDA_VISIBLE_DEVICES": seen[gpu] if gpu < len(seen) else str(gpu)}
 
 

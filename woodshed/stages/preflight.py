@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.agent.command_line import shown, words
 from woodshed.curriculum import refuse_dry
-from woodshed.engines import vllm
+from woodshed.engines import servers, vllm
 from woodshed.engines.chat import UNTRAINABLE
 from woodshed.engines.create import needs_model
 from woodshed.experience import scripted_expert
+from woodshed.learning import ranks
 from woodshed.learning.estimators import is_bounded
 from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
@@ -40,12 +41,18 @@ def refuse(recipe: Recipe, *, starts_ranks: bool = False) -> None:
         raise RecipeError(UNTRAINABLE)
     if recipe.engine.kind == "vllm":
         vllm.find()
+    servers.refuse_gpus(recipe.engine.gpus)
     refuse_tools(recipe)
     refuse_harness(recipe)
     recipe.sandbox.check()
     plan(recipe)
     if recipe.rl.staleness:
         refuse_asynchronous(recipe)
+    if starts_ranks and (started := ranks.started()) > 1:
+        raise RecipeError(
+            f"rl.staleness = {recipe.rl.staleness} starts the ranks of its trainer itself, and torchrun has started "
+            f"{started}; start with `woodshed train ...`"
+        )
     if not starts_ranks:
         refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
@@ -80,8 +87,8 @@ def refuse_asynchronous(recipe: Recipe) -> None:
         )
     if recipe.stages not in (("rl",), ("sft", "rl")):
         raise RecipeError(
-            f"{said}: stages = {list(recipe.stages)} has a stage that needs the engine in the trainer's process; use "
-            "['rl'] or ['sft', 'rl'], or run the others before, as a run of their own"
+            f"{said} is for stages = ['rl'] or ['sft', 'rl'], and these are {list(recipe.stages)}: other stages need "
+            "the engine in the trainer's process; give them a run of their own, with rl.staleness=0"
         )
     if recipe.gate.every:
         raise RecipeError(
