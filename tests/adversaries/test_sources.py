@@ -15,7 +15,7 @@ import pytest
 from woodshed import synthesis, tasks
 from woodshed.pysource import syntax
 from woodshed.records import Task, TaskError
-from woodshed.synthesis import project, sources
+from woodshed.synthesis import builds, project, sources
 from woodshed.synthesis.leaks import fingerprints
 from woodshed.synthesis.measuring import read_kept
 from woodshed.synthesis.repository_context import LONGEST_NAME, folder_name
@@ -90,7 +90,7 @@ def test_a_wheel_writes_nothing_outside_of_the_tree(tmp_path: Path, canary: Path
     ],
 )
 def test_what_a_build_answers_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files, plan, said):
-    monkeypatch.setattr(project, "WHEEL_BYTES", 200_000)
+    monkeypatch.setattr(builds, "WHEEL_BYTES", 200_000)
     with pytest.raises(TaskError, match=said):
         project.read(repository(tmp_path / "evil", files, **plan))
 
