@@ -61,7 +61,7 @@ def serve(
 def _serve_training(engine: str, model: str, overrides: list[str], port: int) -> None:
     """Serve token ids until this process is told to end. Raises RecipeError for another engine than ours."""
     if engine != "local":
-        raise RecipeError(f"--engine {engine}: only `local` is served; recipes start vLLM themselves (engine.kind=vllm)")
+        raise RecipeError(f"--engine {engine}: only `local` is served; recipes start vLLM (engine.kind=vllm)")
     from woodshed.engines.local.server import LocalServer, ServerSettings
 
     chosen = settings.read(ServerSettings, None, [f"model={json.dumps(model)}", *overrides])
