@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,11 +152,19 @@ def unchanged(folder: Path) -> None:
     edited(tensors={name: replace(tensor, size=0) for name, tensor in record.tensors.items()})(folder)
 
 
+def without_a_record(folder: Path) -> None:
+    (folder / published.RECORD).unlink()
+
+
+def half_a_record(folder: Path) -> None:
+    (folder / published.RECORD).write_text("{")
+
+
 DAMAGED: dict[str, tuple[Damage, str]] = {
     "a flipped bit": (flip("delta-*"), "is not what was published|cannot be read"),
     "a cut file": (cut, "cannot be read"),
-    "no record": (lambda folder: (folder / published.RECORD).unlink(), "cannot be read"),
-    "half a record": (lambda folder: (folder / published.RECORD).write_text("{"), "JSON"),
+    "no record": (without_a_record, "cannot be read"),
+    "half a record": (half_a_record, "JSON"),
     "another base": (edited(base_fingerprint="00"), "is a difference to v000001"),
     "another set of tensors": (without_a_tensor, "other tensors"),
     "changes without a difference": (unchanged, "changes without a difference"),
@@ -355,6 +364,12 @@ def test_a_message_keeps_its_adapter_which_is_unloaded_after_it(tiny_model_dir: 
         assert set(server.engines) == {"policy", engine.model}
 
 
+def patient(url: str) -> HttpEngine:
+    """An engine that waits for its server."""
+    renderer: Any = Stops()
+    return HttpEngine(EndpointSettings(url=url), renderer, patience_s=1e3, sleep=lambda s: time.sleep(0.05))
+
+
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_a_server_that_died_and_came_back_gets_its_weights_before_it_samples(
     lora_rank: int, tiny_model_dir: Path, tmp_path: Path
@@ -362,9 +377,7 @@ def test_a_server_that_died_and_came_back_gets_its_weights_before_it_samples(
     trainer = Trainer(tiny_model_dir, tmp_path, lora_rank=lora_rank, dtype="float32")
     trainer.step(0.3)
     with serving(tiny_model_dir) as (url, _):
-        engine = HttpEngine(
-            EndpointSettings(url=url), Stops(), patience_s=1e3, sleep=lambda s: time.sleep(0.05)
-        )  # type: ignore[arg-type]
+        engine = patient(url)
         update(engine, trainer)
     under_way = engine.submit(SampleRequest(PROMPT, 12, 0))
     time.sleep(0.2)
@@ -377,9 +390,7 @@ def test_a_server_that_died_and_came_back_gets_its_weights_before_it_samples(
 def test_new_weights_are_taken_by_a_server_that_died_and_came_back(tiny_model_dir: Path, tmp_path: Path):
     trainer = Trainer(tiny_model_dir, tmp_path, lora_rank=4, dtype="float32")
     with serving(tiny_model_dir) as (url, _):
-        engine = HttpEngine(
-            EndpointSettings(url=url), Stops(), patience_s=1e3, sleep=lambda s: time.sleep(0.05)
-        )  # type: ignore[arg-type]
+        engine = patient(url)
         update(engine, trainer)
     with closing(engine), serving(tiny_model_dir, int(url.rpartition(":")[2])):
         trainer.step(0.3)

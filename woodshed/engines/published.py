@@ -177,7 +177,7 @@ class DeltaWriter:
         difference = np.bitwise_xor(old, new)
         begin, size = self._file.tell(), 0
         if difference.any():
-            size = self._file.write(self._compressor.compress(difference))
+            size = self._file.write(self._compressor.compress(difference.tobytes()))
         return PublishedTensor(tuple(shape), dtype, digest_of(new), self.path.name, begin, size)
 
     def close(self) -> None:
