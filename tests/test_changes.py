@@ -64,6 +64,15 @@ def test_what_may_change_is_noted_once_with_its_step(sections: dict[str, Any], t
     assert any(note in warning for warning in comparison.doubts([("runs/x", run.manifest)])[1])
 
 
+def test_a_run_goes_on_with_servers_that_moved(tmp_path: Path):
+    before, after = (
+        recipe(engine={"kind": "http", "servers": [{"url": f"http://127.0.0.1:{port}"}]}) for port in (1, 2)
+    )
+    run = run_of(tmp_path / "run", before)
+    (note,) = changes.accept(run, after, allowed=changes.NOTED, stage="rl", steps_taken=3)
+    assert "engine.servers was" in note
+
+
 @pytest.mark.parametrize(
     ("sections", "name"),
     [

@@ -19,6 +19,7 @@ FREE = (
     *(
         "engine.max_rows",
         "engine.cache_mb",
+        "engine.gpus",
         "rollout.tool_threads",
         "grading.jobs",
         "loss.micro_batch_tokens",
@@ -33,6 +34,7 @@ PACE = ("learning_rate", "warmup_steps", "decay_share")
 
 NOTED = (
     *FREE,
+    *("engine.servers", "engine.arguments"),  # servers move; their weights are compared with the trainer's
     *(f"optimizer.{name}" for name in PACE),
     "sft.learning_rate",
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
