@@ -35,7 +35,7 @@ class Predictions:
     head: Callable[[Tensor], Tensor] | None
     """None: the hidden states are the logits."""
     places: Places | None = None
-    """Where rows are shared with other ranks: the hidden states are (1, M, D), of this rank's own tokens."""
+    """Rows that are shared with other ranks: the hidden states are (1, M, D), of this rank's own tokens."""
 
     def logits(self, at: Tensor | None = None) -> Tensor:
         """(B, N, V), or those at these rows of (B x N), in the model's own precision."""

@@ -47,7 +47,7 @@ class Siblings:
     alike: frozenset[str] = frozenset()
     """Every folder and module, however deep: enough to advise nobody to install something of the name."""
     origin: Origin | None = None
-    """Where the project was taken from; what lies elsewhere in the repository is at hand there."""
+    """The place that the project was taken from; what lies elsewhere in the repository is at hand there."""
     lock: Lock = field(default_factory=Lock)
 
     def place(self, name: str) -> str:

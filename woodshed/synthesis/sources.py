@@ -62,7 +62,7 @@ class Repository:
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
     origin: Origin | None = None
-    """Where its surroundings lie, as long as they are there: tasks do not depend on them."""
+    """The place of its surroundings, as long as they are there: tasks do not depend on them."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
     python: str = interpreters.OURS

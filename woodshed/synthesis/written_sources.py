@@ -21,7 +21,7 @@ PDM = re.compile(
 )
 """A requirement of pdm's dev-dependencies that names a place."""
 ROOT = re.compile(r"file:/*(?:workspace/|\$\{PROJECT_ROOT\}/|(?=\.))|\{root:uri\}/")
-"""What stands for the project's own folder in a file address: hatch's and pdm's, settled in a sandbox or not."""
+"""Placeholders of the project's own folder in a file address: hatch's and pdm's, settled in a sandbox or not."""
 
 
 def written(tree: Path) -> dict[str, str]:
